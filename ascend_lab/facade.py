@@ -5,17 +5,20 @@ from importlib import import_module
 from typing import Any
 
 
-def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def names_of(package: str, module_names: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a `__getattr__` for `package` that imports each name when it is first used.
 
-    `homes` maps a module, relative to the package, to the names it defines, with spaces between.
+    `module_names` maps a module, relative to the package, to the names that it defines:
+    {"chip": "Chip load_chip"} says that `load_chip` is in the module `chip`.
     A command that needs two modules of a package then does not wait for the other twenty.
     """
-    home_of = {name: home for home, names in homes.items() for name in names.split()}
+    module_of = {
+        name: module_name for module_name, names in module_names.items() for name in names.split()
+    }
 
     def name_of(name: str) -> Any:
-        if name not in home_of:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{home_of[name]}"), name)
+        return getattr(import_module(f"{package}.{module_of[name]}"), name)
 
     return name_of

@@ -98,7 +98,8 @@ def shown(value: object) -> str:
 def labelled(name: str, kind: str, max_length: int) -> str:
     """Return "name (kind)" in at most `max_length` characters; a longer name ends in two dots."""
     name_length = max(8, max_length - len(kind) - 3)
-    text = f"{name if len(name) <= name_length else name[: name_length - 2] + '..'} ({kind})"
+    short_name = name if len(name) <= name_length else f"{name[: name_length - 2]}.."
+    text = f"{short_name} ({kind})"
     return text if len(text) <= max_length else f"{text[: max_length - 2]}.."
 
 
@@ -167,8 +168,8 @@ def _argument(value: Number | None, needed: str, limit: Number, text: str) -> Nu
 def json_number(value: object) -> float | None:
     """Return a number of a JSON file as a float; None for other values and for sizes above HUGE."""
     # In Python True is an int; in JSON it is not a number.
-    fine = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if fine and abs(value) <= HUGE else None  # type: ignore[arg-type]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= HUGE else None  # type: ignore[arg-type]
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -277,12 +278,15 @@ class Range:
     def __contains__(self, value: Any) -> bool:
         """Tell whether a decoded value lies in this range."""
         # sizes below TINY are refused, too: they would underflow in a product
-        fine = type(value) is int if self.kind is int else json_number(value) is not None
-        return fine and self.low <= value <= self.high and not 0 < abs(value) < TINY
+        is_of_kind = json_number(value) is not None
+        if self.kind is int:
+            is_of_kind = type(value) is int
+        return is_of_kind and self.low <= value <= self.high and not 0 < abs(value) < TINY
 
     def __str__(self) -> str:
         """Return the words of messages: "a whole number from 1 to 64"."""
-        return f"a {'whole ' * (self.kind is int)}number from {self.low:g} to {self.high:g}"
+        kind = "a whole number" if self.kind is int else "a number"
+        return f"{kind} from {self.low:g} to {self.high:g}"
 
 
 def decoded(kind: Any, value: Any, where: str = "", max_items: int = ITEMS) -> Any:
@@ -314,17 +318,17 @@ def decoded(kind: Any, value: Any, where: str = "", max_items: int = ITEMS) -> A
                 decoded(kind[0], v, f"{where}[{n}]", max_items) for n, v in enumerate(value)
             )
         needed = f"a list of 1 to {max_items}"  # also said of a list that is empty or too long
-        fine = False
+        is_valid = False
     elif isinstance(kind, Range):
         needed = str(kind)
-        fine = value in kind
+        is_valid = value in kind
     elif isinstance(kind, tuple):
         needed = f"one of {', '.join(kind)}"
-        fine = value in kind
+        is_valid = value in kind
     else:
         needed = "true or false" if kind is bool else "a text"
-        fine = type(value) is kind and (kind is bool or value.isprintable())
-    if not fine:
+        is_valid = type(value) is kind and (kind is bool or value.isprintable())
+    if not is_valid:
         raise InputError(f"{where}: {needed}", shown(value), "correct it")
     return value
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from ascend_lab.errors import InputError
 
-DEAD_AFTER_S = 3600.0
+STALE_AFTER_S = 3600.0
 """Age at which a temporary file is taken for one of a killed process and removed.
 
 Writing takes seconds at most, as the data is already in memory.
 """
 _OPEN_STREAM = re.compile(r"/dev/std(?P<name>out|err)|/(?:dev|proc/self)/fd/(?P<number>[0-9]{1,9})")
 """Names of streams that this process has open: data is appended at their position."""
-_PATTERN = ".ascend_lab-*.tmp"
+_TEMPORARY_NAMES = ".ascend_lab-*.tmp"
 _REMEDIES = {errno.ENOSPC: "free some space", errno.ENOENT: "make its folder first"}
 
 
@@ -118,12 +118,12 @@ def _replace(file: Path, raw: bytes | memoryview, status: os.stat_result | None)
     """Write a temporary file in the folder of `file`, then rename it; keep the old permissions."""
     if status and not os.access(file, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    for leftover in file.parent.glob(_PATTERN):
+    for leftover in file.parent.glob(_TEMPORARY_NAMES):
         with suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > DEAD_AFTER_S:
+            if time.time() - leftover.stat().st_mtime > STALE_AFTER_S:
                 leftover.unlink()
-    beside = file.with_name(_PATTERN.replace("*", secrets.token_hex(8)))
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    temporary = file.with_name(_TEMPORARY_NAMES.replace("*", secrets.token_hex(8)))
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(raw)
@@ -131,8 +131,8 @@ def _replace(file: Path, raw: bytes | memoryview, status: os.stat_result | None)
             # onto the disk before the rename: after a crash the name leads to complete data
             os.fsync(handle)
         if status:
-            beside.chmod(stat.S_IMODE(status.st_mode))
-        beside.replace(file)
+            temporary.chmod(stat.S_IMODE(status.st_mode))
+        temporary.replace(file)
     except BaseException:  # KeyboardInterrupt, too
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -95,6 +95,6 @@ def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path):
     old = tmp_path / ".ascend_lab-2.tmp"
     young.touch()
     old.touch()
-    os.utime(old, (0, time.time() - 2 * output.DEAD_AFTER_S))
+    os.utime(old, (0, time.time() - 2 * output.STALE_AFTER_S))
     write_whole(tmp_path / "a", "text")
     assert names(tmp_path) == [".ascend_lab-1.tmp", "a"]

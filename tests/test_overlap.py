@@ -7,7 +7,7 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import Instruction, parse_program, sanitize
 from ascend_lab.machine.isa.instructions import check_instruction
-from ascend_lab.machine.isa.sanitizer import overlaps, sources_beside
+from ascend_lab.machine.isa.sanitizer import overlaps, sources_in_same_memory
 
 TOY = load_chip("Toy")
 HEAD = "program raw\nbuffer t UB fp16 2048 slots=1 at=0 pitch=0\n"
@@ -48,7 +48,7 @@ FINE = (
 
 
 def found(ins, **env):
-    return list(overlaps(ins, sources_beside(ins), env))
+    return list(overlaps(ins, sources_in_same_memory(ins), env))
 
 
 @pytest.mark.parametrize("text", FAULTS)

@@ -307,7 +307,7 @@ def _folding(stage: stages.Stage, axes: Collection[str], chip: Chip) -> _Operati
     repeats = size / chip.vector_bytes_per_repeat
     names = [
         table[stage.fold]
-        for table in (emit_folds.COMBINE, emit_folds.ACROSS, emit_folds.GROUPS)
+        for table in (emit_folds.COMBINE, emit_folds.REPEAT_FOLDS, emit_folds.BLOCK_FOLDS)
         if stage.fold in table
     ]
     costs = [chip.vector_costs.get(n, chip.vector_costs["default"]) for n in names]

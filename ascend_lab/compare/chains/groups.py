@@ -246,7 +246,7 @@ def weight_quant(work: Work) -> WideWeights:
 def spans(shape: GroupedShape) -> list[tuple[int, int]]:
     """Return (first row, end) of each group in the result, where groups are padded to fractals."""
     # rows = (3, 0, 5) have heights 1, 0, 1: the groups are rows 0-15, none, and 16-31
-    ends = accumulate((height * isa.FRACTAL for height in shape.heights), initial=0)
+    ends = accumulate((height * isa.FRACTAL for height in shape.fractal_rows), initial=0)
     return list(pairwise(ends))
 
 

@@ -30,7 +30,7 @@ from ascend_lab.operators import dsl as te
 from ascend_lab.operators.dsl.fractals import matrices
 from ascend_lab.operators.kernels import transpose
 from ascend_lab.operators.ops.conv_gradient import weight_gradient_in_blocks
-from ascend_lab.operators.ops.expressions import in_fp32, own_tensor
+from ascend_lab.operators.ops.expressions import in_fp32, stored_tensor
 from ascend_lab.operators.ops.formats import CUBE_LAYOUTS
 from ascend_lab.operators.ops.operator import Call, Template
 
@@ -102,7 +102,7 @@ def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
         if form is not None:
             forms[name] = form
     outs = expressions(graph.nodes, tensors, main)
-    return [te.renamed(own_tensor(outs[n], graph.inputs), n) for n in graph.outputs], forms
+    return [te.renamed(stored_tensor(outs[n], graph.inputs), n) for n in graph.outputs], forms
 
 
 def operand(piece: Piece, name: str, main: TensorType) -> tuple[tuple[int, ...], Form | None]:

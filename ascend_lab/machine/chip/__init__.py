@@ -174,6 +174,7 @@ PRESETS = (
 )
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
+REQUIRED_BUFFERS = ("L1", "L0A", "L0B", "L0C", "UB")
 
 Record = TypeVar("Record", Path, Memory, Link, VectorCost)
 CUBE_FORMATS = ("fp16", "int8", "bf16", "fp32")
@@ -220,7 +221,7 @@ def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
+def _cube_shapes(reader: Reader) -> dict[str, tuple[int, int, int]]:
     """Read, by number format, the sides (m, k, n) of the product that the cube does in a cycle."""
     shapes = {}
     for dtype in CUBE_FORMATS:
@@ -240,11 +241,18 @@ def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
 
 
 def _buffer_sizes(reader: Reader, section: str) -> dict[str, int]:
-    """Read `size_bytes` of each on-chip memory in the section "buffer" or "alignment"."""
+    """Read `size_bytes` of each on-chip memory in the section "buffer" or "alignment".
+
+    Raises `ChipError` if a buffer is missing that every chip has.
+    """
     sizes = {}
     for name in reader.table(section, set(SPACES) - {"GM"}):
         reader.table(f"{section}.{name}", {"size_bytes"})
         sizes[name] = reader.integer(f"{section}.{name}.size_bytes")
+    if section == "buffer":
+        for name in REQUIRED_BUFFERS:
+            if name not in sizes:
+                raise reader.error(f"buffer.{name}", "an entry", None, "add its size_bytes")
     return sizes
 
 
@@ -280,7 +288,7 @@ def _record(reader: Reader, kind: type[Record], key: str, /, **texts: Any) -> Re
     All fields are numbers, except those in `texts`, which the caller has read and checked.
     """
     types = {field.name: field.type for field in fields(kind)}
-    # `peak_bytes_per_s` is read by `_peak`
+    # `peak_bytes_per_s` is read by `_peak_rate`
     other_keys = {"peak_bytes_per_s"} if key == "memory" else set()
     reader.table(key, set(types) | other_keys)
     read_as: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
@@ -299,7 +307,7 @@ def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
     return _record(reader, Memory, key, kind=kind)
 
 
-def _peak(reader: Reader) -> float:
+def _peak_rate(reader: Reader) -> float:
     """Read the peak rate of the memory interface, by default the rate that kernels reach."""
     reached = reader.number("memory.rate_bytes_per_s")
     if "peak_bytes_per_s" not in reader.table("memory"):
@@ -311,7 +319,7 @@ def _peak(reader: Reader) -> float:
     return peak
 
 
-def _launches(
+def _launch_costs(
     reader: Reader, paths: Mapping[tuple[str, str], Path], l2: Memory
 ) -> dict[str, float]:
     """Read the costs of starting kernels; two of them have defaults from other numbers of the file.
@@ -375,6 +383,12 @@ def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
     return costs
 
 
+def _links(reader: Reader) -> dict[str, Link]:
+    """Read the links between devices; there are none if the file has no section about them."""
+    names = reader.table("link") if "link" in reader.data else {}
+    return {name: _record(reader, Link, f"link.{name}") for name in names}
+
+
 def _check_sections(reader: Reader) -> None:
     """Check that all sections and their keys are known; check name, summary and `combined`."""
     known_names = set(SECTIONS) | OPTIONAL_SECTIONS
@@ -403,11 +417,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip", family: str = "") -
     _check_sections(reader)
     buffers = _buffer_sizes(reader, "buffer")
     repeat_bytes, vector_cores = _vector_unit(reader)
-    for name in ("L1", "L0A", "L0B", "L0C", "UB"):
-        if name not in buffers:
-            raise reader.error(f"buffer.{name}", "an entry", None, "add its size_bytes")
-    links = reader.table("link") if "link" in data else {}
-    cube = _cube(reader)
+    cube = _cube_shapes(reader)
     paths = _paths(reader)
     l2 = _memory(reader, "l2", "cache", "buffer")
     return Chip(
@@ -429,17 +439,17 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip", family: str = "") -
         max_repeat=255,  # the repeat count of a vector instruction is a byte
         event_ids=reader.integer("sync.event_ids_count"),
         cross_flag_cycles=0 if data["combined"] else reader.integer("sync.cross_flag_cycles"),
-        **_launches(reader, paths, l2),
+        **_launch_costs(reader, paths, l2),
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_buffer_sizes(reader, "alignment")),
         paths=MappingProxyType(paths),
         l2=l2,
         device_memory=_memory(reader, "memory", "memory"),
-        memory_peak_bytes_per_s=_peak(reader),
+        memory_peak_bytes_per_s=_peak_rate(reader),
         mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
         power_w=reader.number("power.typical_w") if "power" in data else None,
-        links=MappingProxyType({n: _record(reader, Link, f"link.{n}") for n in links}),
+        links=MappingProxyType(_links(reader)),
         facts=MappingProxyType(reader.facts),
         sources=MappingProxyType(reader.sources),
     )
@@ -462,7 +472,7 @@ def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
     return _merge(_preset(base, as_borrowed=borrows), data)
 
 
-def _borrowed(node: Any) -> Any:
+def _with_borrowed_trust(node: Any) -> Any:
     """Return a table of a chip file with the trust of every number lowered to "borrowed".
 
     Assumed numbers are less trusted than borrowed ones and stay as they are.
@@ -471,7 +481,7 @@ def _borrowed(node: Any) -> Any:
         return node
     if "value" in node and node.get("trust") != "assumed":
         return {**node, "trust": "borrowed"}
-    return {key: _borrowed(value) for key, value in node.items()}
+    return {key: _with_borrowed_trust(value) for key, value in node.items()}
 
 
 def _preset_text(name: str) -> str:
@@ -484,7 +494,7 @@ def _preset_text(name: str) -> str:
 def _preset(name: str, as_borrowed: bool = False) -> dict[str, Any]:
     """Return the tables of a preset, merged over those of its own base."""
     data = tomllib.loads(_preset_text(name))
-    return _with_base(_borrowed(data) if as_borrowed else data, f"{name}.toml")
+    return _with_base(_with_borrowed_trust(data) if as_borrowed else data, f"{name}.toml")
 
 
 @cache

@@ -1,4 +1,8 @@
-"""The data classes of a chip and its parts (`Chip`, `Path`, `Memory`), and how they are printed."""
+"""The data classes of a chip and its parts (`Chip`, `Path`, `Memory`), and how they are printed.
+
+For example, the path GM->UB of a chip says which pipe copies from device memory to the vector
+unit's buffer, at how many bytes per cycle, and how many cycles a copy takes to start.
+"""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,10 @@
 """Builds programs the way Ascend C does: with queues of tiles, for which it inserts the flags.
 
-One pipe allocates a slot, fills it and enqueues it; another pipe dequeues, uses and frees it.
-Each of the four steps emits one flag instruction. Which slot of a queue a step means is known only
-when the loops around it are closed: it depends on how many slots one pass of each loop uses.
+With `q = k.queue("a", "UB", "fp16", 128, src="MTE2", dst="V")`, MTE2 fills one slot of 128 numbers
+while V works on the other. One pipe allocates a slot, fills it and enqueues it; another pipe
+dequeues, uses and frees it. Each of the four steps emits one flag instruction. Which slot of a
+queue a step means is known only when the loops around it are closed: it depends on how many slots
+one pass of each loop uses.
 """
 
 from __future__ import annotations
@@ -288,7 +290,10 @@ class KernelBuilder:
             got = f"{capacity - address} of {capacity} bytes left on {self.chip.name}"
             raise CapacityError(needed, got, "use a smaller tile or fewer slots")
         self._used_bytes[space] = address + slot_bytes * slots
-        return self._add(Buffer(name, space, dtype, elements, slots, address, slot_bytes))
+        buffer = Buffer(
+            name, space, dtype, elements, slots=slots, address=address, slot_bytes=slot_bytes
+        )
+        return self._add(buffer)
 
     def used_bytes(self, space: str) -> int:
         """Return how many bytes of an on-chip memory are allocated so far."""

@@ -1,9 +1,10 @@
 """The instruction set: one constructor per instruction, which checks it against the chip's rules.
 
-`check_instruction` looks at one instruction alone (paths, alignment, shapes, formats),
-`check_program` at the loops around it, which decide whether every access stays in its buffer.
-Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform files
-(data paths per chip).
+For example, a `data_copy` of 50 fp16 numbers to UB is refused: 100 bytes are no whole number of
+32-byte blocks. `check_instruction` looks at one instruction alone (paths, alignment, shapes,
+formats), `check_program` at the loops around it, which decide whether every access stays in its
+buffer. Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform
+files (data paths per chip).
 """
 
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError

@@ -372,11 +372,11 @@ def crews(launch: Launch) -> list[tuple[tuple[Program, dict[str, int]], ...]]:
     its program and the values of its params.
     """
     # 3 AI cores of a cube and two vector cores are 3 crews of 3 cores, with mode 0 one crew of 9
-    ai_cores = [
-        tuple((part.program, dict(at)) for part, at in zip(team, bindings, strict=True))
-        for team in launch.teams
-        for bindings in zip(*(part.bindings for part in team), strict=True)
-    ]
+    ai_cores = []
+    for team in launch.teams:
+        for bindings in zip(*(part.bindings for part in team), strict=True):
+            cores = zip(team, bindings, strict=True)
+            ai_cores.append(tuple((part.program, dict(binding)) for part, binding in cores))
     return [tuple(chain(*ai_cores))] if ai_cores_wait_for_each_other(launch) else ai_cores
 
 
@@ -424,11 +424,12 @@ class Counters:
     def __init__(self, cores: int, team: int) -> None:
         """Start with all counters at 0."""
         self.senders_to = {(r, m): senders(r, m, cores, team) for r in range(cores) for m in MODES}
-        self.receivers_of = {
-            (c, m): [r for (r, n), sending in self.senders_to.items() if n == m and c in sending]
-            for c in range(cores)
-            for m in MODES
+        self.receivers_of: dict[tuple[int, int], list[int]] = {
+            (core, mode): [] for core in range(cores) for mode in MODES
         }
+        for (receiver, mode), sending_cores in self.senders_to.items():
+            for core in sending_cores:
+                self.receivers_of[core, mode].append(receiver)
         # neither count ever falls; the value of a flag's counter is their difference
         self.sets = Counter[tuple[int, int, int, int]]()
         self.waits = Counter[tuple[int, int]]()

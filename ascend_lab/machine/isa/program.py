@@ -330,7 +330,9 @@ def _buffer(words: list[str]) -> Buffer:
     slots = options.get("slots", 1)
     address = options.get("at", 0)
     slot_bytes = options.get("pitch", 0)
-    return Buffer(name, space, dtype, int(elements), slots, address, slot_bytes)
+    return Buffer(
+        name, space, dtype, int(elements), slots=slots, address=address, slot_bytes=slot_bytes
+    )
 
 
 def _event(text: str) -> Event:

@@ -1,8 +1,10 @@
 """The sanitizer finds races, uninitialised reads, deadlocks and misused flags in a program.
 
-Happens-before is computed with one vector clock per pipe, from two rules: the instructions of a
-pipe run in order, and a wait comes after the set it waits for. Two accesses to the same byte, one
-of them a write, are a race unless one of them happens before the other.
+If the vector unit reads a tile that MTE2 loads, and no flag makes it wait for the load, that is a
+race: on hardware the result may be right or wrong. Happens-before is computed with one vector clock
+per pipe, from two rules: the instructions of a pipe run in order, and a wait comes after the set it
+waits for. Two accesses to the same byte, one of them a write, are a race unless one of them happens
+before the other.
 
 Nothing orders the cores of a launch: no core may touch what another core writes. There are two
 exceptions: in a mix launch flags order the cores of an AI core, and atomic adds of several cores to
@@ -17,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +94,7 @@ def sanitize(
         except AscendLabError as error:
             report.add("illegal", str(error))
             return list(report.findings.values())
-    written = [_written(phase) for phase in kernel.phases]
+    written = [_written_tensors(phase) for phase in kernel.phases]
     names = {tensor.name for tensor in kernel.tensors}
     filled_now = names.difference(*written) if filled is None else set(filled)
     if not report.has("out-of-bounds"):  # shadow memory is as large as the buffers, no larger
@@ -147,7 +150,7 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
                 report.add("out-of-bounds", str(error), instruction)
 
 
-def _written(launch: Launch) -> set[str]:
+def _written_tensors(launch: Launch) -> set[str]:
     """Return the GM tensors a launch writes; an atomic add reads as well, so it does not count."""
     return {
         i.dst.buffer.name
@@ -176,8 +179,19 @@ class _Checker:
 
     A crew is a group of cores that may wait for each other; their steps are interleaved. State that
     belongs to a core is a list with one entry per core of the crew; the name of a pipe begins with
-    the number of its core ("0.MTE2"). Steps are numbered over all crews: `ops[step]` is the
-    instruction of a step, `starts[i]` the last step before crew i.
+    the number of its core ("0.MTE2"). Steps are numbered over all crews.
+
+    - spaces: the shadow of each memory, by core (-1 for GM) and name
+    - walks: the steps of a crew, by the identity of its first program
+    - lanes: the sources that a destination may overlap, by the instruction's identity
+    - ops: the instruction of each step; `starts[i]` is the last step before crew i
+    - core: the number in its crew of the core whose step is checked now
+    - cross: the flags between the cores of the crew
+    - clocks: by pipe, its vector clock
+    - names: by pipe, its name with the number of the core
+    - raised: by event, the clocks of the flags that are set and not yet waited for
+    - waited: by event, the clocks after each of its waits
+    - sets: by event, how often it was set
     """
 
     def __init__(self, launch: Launch, filled: Collection[str], report: _Report) -> None:
@@ -209,7 +223,7 @@ class _Checker:
         try:
             for core, pipe, instruction, values in self._steps(crew, team):
                 self.core = core
-                self._step(pipe, self.names[core][pipe], instruction, values)
+                self._check_step(pipe, self.names[core][pipe], instruction, values)
         except SyncError as error:
             # counters that overflow in the walk add nothing to an event-overflow found before
             if "deadlock" in str(error) or not self.report.has("event-overflow"):
@@ -249,10 +263,14 @@ class _Checker:
         space = self.spaces.get(key)
         if space is None:
             filled = region.space == "GM" and region.buffer.name in self.filled
-            space = self.spaces[key] = Space(self.buffers[name], filled=filled)
+            space = Space(self.buffers[name], filled=filled)
+            self.spaces[key] = space
         return space
 
-    def _step(self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]) -> None:
+    def _check_step(
+        self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]
+    ) -> None:
+        """Check one step of a core's pipe `name`, which is called `pipe` within the crew."""
         clocks = self.clocks[self.core]
         step = len(self.ops)
         if name == "ALL":  # after a barrier the steps of all pipes before it are known to be over
@@ -266,37 +284,37 @@ class _Checker:
         clock[pipe] = step
         self.ops.append(instruction.op)
         if instruction.event is not None:
-            self._flag(instruction, instruction.event, clock)
+            self._check_flag(instruction, instruction.event, clock)
             return
         if instruction.op in CROSS:
-            self._cross(name, pipe, instruction, clock)
+            self._check_cross_flag(name, pipe, instruction, clock)
             return
         access = Access(step, pipe, clock, self.starts[-1], len(self.starts))
         for region in instruction.srcs:
-            self._read(region, instruction, env, access)
+            self._check_read(region, instruction, env, access)
         if id(instruction) not in self.lanes:
-            self.lanes[id(instruction)] = sources_beside(instruction)
+            self.lanes[id(instruction)] = sources_in_same_memory(instruction)
         for message in overlaps(instruction, self.lanes[id(instruction)], env):
             self.report.add("overlap", message, instruction)
         dst = instruction.dst
         if dst is not None:
             if instruction.at("accumulate", env):  # C += A @ B reads C
-                self._read(dst, instruction, env, access)
+                self._check_read(dst, instruction, env, access)
             space = self._space(dst)
             lanes = _written_lanes(instruction, dst)
             cut = space.cut(reach_of(instruction, dst), env)
             kind = _write_kind(instruction)
             for fault in space.write(cut, access, lanes, kind):
-                self._fault(fault, "overwrites", space, instruction)
+                self._report_fault(fault, "overwrites", space, instruction)
 
-    def _read(
+    def _check_read(
         self, region: Region, instruction: Instruction, env: Mapping[str, int], access: Access
     ) -> None:
         space = self._space(region)
         for fault in space.read(space.cut(reach_of(instruction, region), env), access):
-            self._fault(fault, "reads", space, instruction)
+            self._report_fault(fault, "reads", space, instruction)
 
-    def _flag(self, instruction: Instruction, event: Event, clock: Clock) -> None:
+    def _check_flag(self, instruction: Instruction, event: Event, clock: Clock) -> None:
         """Pass a pipe's clock from a set to its wait, and check that no flag is set twice.
 
         The sets of an event use its `count` ids in turn: set number k (from 0) has the same id as
@@ -319,7 +337,9 @@ class _Checker:
                 self.report.add("event-overflow", message, instruction)
         raised.append(dict(clock))
 
-    def _cross(self, name: str, pipe: str, instruction: Instruction, clock: Clock) -> None:
+    def _check_cross_flag(
+        self, name: str, pipe: str, instruction: Instruction, clock: Clock
+    ) -> None:
         if instruction.op == "cross_set":
             for message in self.cross.set(self.core, instruction, clock):
                 self.report.add("event-overflow", message, instruction)
@@ -328,7 +348,9 @@ class _Checker:
         else:
             self.cross.passing(self.core, pipe, clock)
 
-    def _fault(self, fault: Fault, verb: str, space: Space, instruction: Instruction) -> None:
+    def _report_fault(
+        self, fault: Fault, verb: str, space: Space, instruction: Instruction
+    ) -> None:
         location = f"{space.name} byte {fault.byte}"
         if fault.kind == "uninitialised":
             message = f"{instruction.op} reads {location} that nothing has written"
@@ -386,9 +408,19 @@ def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] |
 #     reads.
 # Example: vadds with 128 fp16 lanes per repeat, whose dst begins 64 elements after src, is unsafe:
 # repeat 0 writes elements 64..191 of the source, of which repeat 1 reads those from 128 on.
-Lanes = tuple[tuple[int, ...], tuple[int, ...], int, int, int, bool]
-"""Sizes, strides in bytes, bytes of an element, elements a repeat, mask (-1: all lanes), and
-whether a lane of the destination depends on the same lane of the source only."""
+class Lanes(NamedTuple):
+    """The lanes of one operand of a vector instruction, in the order in which it works on them.
+
+    `mask` is -1 for all lanes. `lane_by_lane` says that a lane of the destination depends on the
+    same lane of the source only.
+    """
+
+    sizes: tuple[int, ...]
+    byte_strides: tuple[int, ...]
+    item_bytes: int
+    lanes_per_repeat: int
+    mask: int
+    lane_by_lane: bool
 
 
 def overlaps(
@@ -396,8 +428,8 @@ def overlaps(
 ) -> Iterator[str]:
     """Yield a message for each source that the destination overlaps in an unsafe way.
 
-    `sources` comes from `sources_beside`, which depends on the instruction only; `env` gives the
-    loop variables, on which the distance between the regions depends.
+    `sources` comes from `sources_in_same_memory`, which depends on the instruction only; `env`
+    gives the loop variables, on which the distance between the regions depends.
     """
     for src, written, read in sources:
         dst = instruction.out
@@ -411,7 +443,7 @@ def overlaps(
             )
 
 
-def sources_beside(instruction: Instruction) -> list[tuple[Region, Lanes, Lanes]]:
+def sources_in_same_memory(instruction: Instruction) -> list[tuple[Region, Lanes, Lanes]]:
     """Return the sources in the destination's memory, each with the lanes written and read."""
     dst = instruction.dst
     if dst is None or instruction.op not in programs.VECTOR_OPS:
@@ -435,8 +467,8 @@ def _lanes(instruction: Instruction, region: Region) -> Lanes:
     if op == "vsel" or (op in REDUCING and region is instruction.dst):
         mask = -1
     lane_by_lane = op not in (*REDUCING, *programs.WHOLE_BLOCKS, "vconv")
-    strides = tuple(s * item for s in region.strides)
-    return region.sizes, strides, item, per_repeat, mask, lane_by_lane
+    byte_strides = tuple(s * item for s in region.strides)
+    return Lanes(region.sizes, byte_strides, item, per_repeat, mask, lane_by_lane)
 
 
 @lru_cache(4096)
@@ -462,7 +494,7 @@ def _first_clash(written: Lanes, read: Lanes, gap: int) -> int | None:
     if gap == 0:
         # In place a byte may be written by its own lane or in a later repeat. Reads by a later lane
         # are faults, and so are reads by an earlier lane of the same repeat.
-        per_repeat = written[3] if written[5] else 1
+        per_repeat = written.lanes_per_repeat if written.lane_by_lane else 1
         same_repeat = readers // per_repeat == writer // per_repeat
         bad &= (readers > writer) | ((readers < writer) & same_repeat)
     return int(read_bytes[bad].min()) if bad.any() else None
@@ -470,8 +502,9 @@ def _first_clash(written: Lanes, read: Lanes, gap: int) -> int | None:
 
 def _byte_range(lanes: Lanes) -> tuple[int, int]:
     """Return the first byte and the byte behind the last, counted from the start of lane 0."""
-    ends = [(size - 1) * stride for size, stride in zip(*lanes[:2], strict=True)]
-    return sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends) + lanes[2]
+    pairs = zip(lanes.sizes, lanes.byte_strides, strict=True)
+    ends = [(size - 1) * stride for size, stride in pairs]
+    return sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends) + lanes.item_bytes
 
 
 def _touched(lanes: Lanes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -480,14 +513,16 @@ def _touched(lanes: Lanes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     Where lanes depend on each other (reductions, transposes) the number of the repeat stands for
     the lane.
     """
-    sizes, strides, item, per_repeat, mask, lane_by_lane = lanes
     starts = np.zeros(1, np.int64)
-    for size, stride in zip(sizes, strides, strict=True):
+    for size, stride in zip(lanes.sizes, lanes.byte_strides, strict=True):
         starts = np.add.outer(starts, np.arange(size) * stride).ravel()
     index = np.arange(len(starts))
-    if mask >= 0:
-        active = np.array([mask >> i & 1 for i in range(per_repeat)], bool)[index % per_repeat]
-        starts = starts[active]
-        index = index[active]
-    index = index if lane_by_lane else index // per_repeat
-    return np.add.outer(starts, np.arange(item)).ravel(), np.repeat(index, item)
+    per_repeat = lanes.lanes_per_repeat
+    if lanes.mask >= 0:
+        active = np.array([lanes.mask >> i & 1 for i in range(per_repeat)], bool)
+        is_active = active[index % per_repeat]
+        starts = starts[is_active]
+        index = index[is_active]
+    numbers = index if lanes.lane_by_lane else index // per_repeat
+    item = lanes.item_bytes
+    return np.add.outer(starts, np.arange(item)).ravel(), np.repeat(numbers, item)

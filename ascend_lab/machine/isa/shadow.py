@@ -179,7 +179,8 @@ class Space:
         if access.pipe not in traces:
             traces[access.pipe] = Trace(self._blank())
         trace = traces[access.pipe]
-        cut.of(trace.stamps)[...] = trace.latest = access.step
+        cut.of(trace.stamps)[...] = access.step
+        trace.latest = access.step
 
     def _unordered(
         self, traces: Mapping[str, Trace], cut: ShadowView, access: Access
@@ -202,9 +203,10 @@ class Space:
         With `adds` an atomic add by another core counts as well. All steps up to `access.base` are
         those of other cores.
         """
+        if not 0 < self._first_write <= access.base:
+            return
         uncertain = (a for k, a in self._uncertain_writes.items() if adds or k != "added")
-        written = [self._last_write, *uncertain]
-        for array in written if 0 < self._first_write <= access.base else ():
+        for array in (self._last_write, *uncertain):
             stamps = cut.of(array)
             bad = (stamps > 0) & (stamps <= access.base)
             if bad.any():
@@ -270,7 +272,8 @@ class CrossOrder:
         for receiver in self.counters.receivers_of[core, mode]:
             arrived = self.arrived.setdefault((receiver, flag), [])
             # sets count from 0: the 16th has number 15, for which wait 0 must be over
-            last_set[mode, receiver] = number = last_set.get((mode, receiver), -1) + 1
+            number = last_set.get((mode, receiver), -1) + 1
+            last_set[mode, receiver] = number
             # a counter has 4 bits: before set number k, wait number k - 15 must be over
             if number >= MAX_COUNTER and not self._is_over(
                 receiver, flag, number - MAX_COUNTER, clock

@@ -1,8 +1,9 @@
 """Yields the instructions of programs one by one, in an order that real cores could take.
 
-Each pipe runs its instructions in order; between pipes only flags and barriers decide the order. A
-core that waits for other cores issues no further instruction until the wait is over; its pipes
-finish what was issued before. The unit that issues instructions is modelled as one more pipe,
+If MTE2 loads a tile and sets a flag for which V waits, V's work on the tile is yielded after the
+load. Each pipe runs its instructions in order; between pipes only flags and barriers decide the
+order. A core that waits for other cores issues no further instruction until the wait is over; its
+pipes finish what was issued before. The unit that issues instructions is modelled as one more pipe,
 ISSUE. Its stream holds only the barriers and the waits for other cores.
 """
 
@@ -168,7 +169,7 @@ def interleave_cores(
     while True:
         ready = [pipe.name for pipe in pipes.values() if pipe.can_step]
         if ready:
-            yield from _run(pipes[pick(ready)], cores, pick is first)
+            yield from _take_steps(pipes[pick(ready)], cores, pick is first)
             continue
         unfinished = [p for p in pipes.values() if p.next is not None]
         if not unfinished:
@@ -184,7 +185,7 @@ def interleave_cores(
         yield stopped.number, "ALL", *barrier
 
 
-def _run(
+def _take_steps(
     pipe: _Pipe, cores: Sequence[_Core], to_next_flag: bool
 ) -> Iterator[tuple[int, str, Instruction, dict[str, int]]]:
     """Take one step of a pipe, or all its steps up to and including the next flag.

@@ -189,17 +189,17 @@ def conversion_launch(
 
 
 def maps_launch(
-    source: AddressMap, target: AddressMap, chip: Chip, name: str, but: Box | None = None
+    source: AddressMap, target: AddressMap, chip: Chip, name: str, excluded: Box | None = None
 ) -> Launch:
     """Copy every element of tensor `x` in layout `source` to tensor `y` in layout `target`.
 
-    Padding of `y` becomes zero. `but` is one of the boxes of `copy_boxes` that is not copied,
+    Padding of `y` becomes zero. `excluded` is one of the boxes of `copy_boxes` that is not copied,
     because another kernel moves it.
     """
-    jobs = [Job(box, "y", "x") for box in copy_boxes(source, target) if box != but]
+    jobs = [Job(box, "y", "x") for box in copy_boxes(source, target) if box != excluded]
     jobs += [Job(box, "y") for box in zero_boxes(target)]
     tensors = {"x": source.elements, "y": target.elements}
-    return _deal(name, chip, source.dtype, tensors, jobs, by_lanes=True)
+    return _divided_launch(name, chip, source.dtype, tensors, jobs, by_lanes=True)
 
 
 def copy_launch(
@@ -244,10 +244,10 @@ def moves_launch(
     jobs = [move.job for move in moves if math.prod(move.sizes)]
     if not jobs:
         raise ShapeError(f"{name}: an element to move", "none", "leave the operator out")
-    return _deal(name, chip, dtype, tensors, jobs)
+    return _divided_launch(name, chip, dtype, tensors, jobs)
 
 
-def _deal(
+def _divided_launch(
     name: str,
     chip: Chip,
     dtype: str,
@@ -273,7 +273,7 @@ def _deal(
     for steps, equal_cores in cores_by_work.items():
         # The program is written for the first of these cores; its param `core` gives the others.
         pairs = zip(cuts, steps, strict=True)
-        jobs_of_first = [cut.of(equal_cores[0], cores, count) for cut, count in pairs if count]
+        jobs_of_first = [cut.job_of(equal_cores[0], cores, count) for cut, count in pairs if count]
         moved = [job for job, _ in jobs_of_first]
         writer = MoveWriter(name, chip, dtype, tensors, moved, by_lanes)
         program = writer.program(jobs_of_first, len(equal_cores))
@@ -299,7 +299,7 @@ class _CutJob:
         from_here = self.job.box.dims[self.along].count - self._first_step(core, cores)
         return max(min(from_here, self.steps_per_core), 0)
 
-    def of(self, core: int, cores: int, count: int) -> tuple[Job, Dim]:
+    def job_of(self, core: int, cores: int, count: int) -> tuple[Job, Dim]:
         """Return the job of a core that takes `count` steps, and the distance to the next core's.
 
         The distance is a `Dim` of one step: elements of the source and of the target.
@@ -355,7 +355,7 @@ class MoveWriter:
         by_lanes: bool = False,
     ) -> None:
         """Declare the tensors that the jobs use; allocate the fill tiles, then the queue."""
-        self.k = KernelBuilder(name, chip)
+        self.builder = KernelBuilder(name, chip)
         self.chip = chip
         self.by_lanes = by_lanes
         self.itemsize = item_bytes(dtype)
@@ -363,7 +363,9 @@ class MoveWriter:
         ub_bytes = chip.buffers["UB"]
         self.c0 = BLOCK_BYTES // self.itemsize
         used = {n for job in jobs for n in (job.source, job.target)}
-        self.gm = {n: self.k.tensor(n, dtype, size) for n, size in tensors.items() if n in used}
+        self.gm = {
+            n: self.builder.tensor(n, dtype, size) for n, size in tensors.items() if n in used
+        }
         largest_fill: dict[float, int] = {}  # elements of the largest box, by fill value
         for job in jobs:
             if not job.source:
@@ -383,11 +385,15 @@ class MoveWriter:
         self.queue: Queue | None = None
         if largest_copy:
             elements = self.tile_elements
-            self.queue = self.k.queue("tile", "UB", dtype, elements, src="MTE2", dst="MTE3")
-        # V writes the fill tiles once, and the pipes that copy from them wait for it
-        for pipe in ("MTE3", "S") if self.fill_tiles else ():
-            self.k.set_flag("V", pipe, 0)
-            self.k.wait_flag("V", pipe, 0)
+            self.queue = self.builder.queue("tile", "UB", dtype, elements, src="MTE2", dst="MTE3")
+        if self.fill_tiles:
+            self._wait_for_fills()
+
+    def _wait_for_fills(self) -> None:
+        """Let the pipes that copy from the fill tiles wait until V has written them."""
+        for pipe in ("MTE3", "S"):
+            self.builder.set_flag("V", pipe, 0)
+            self.builder.wait_flag("V", pipe, 0)
 
     def _fill_tile(
         self, name: str, dtype: str, value: float, elements: int, room_bytes: int
@@ -396,8 +402,8 @@ class MoveWriter:
         lanes = self.chip.vector_bytes_per_repeat // self.itemsize
         max_repeats = max(min(room_bytes // (lanes * self.itemsize), self.chip.max_repeat), 1)
         repeats = min(-(-elements // lanes), max_repeats)
-        buffer = self.k.buffer(name, "UB", dtype, repeats * lanes)
-        self.k.vector("vdup", buffer.region(0, (repeats, lanes)), scalar=value)
+        buffer = self.builder.buffer(name, "UB", dtype, repeats * lanes)
+        self.builder.vector("vdup", buffer.region(0, (repeats, lanes)), scalar=value)
         return buffer
 
     def program(self, jobs: Sequence[tuple[Job, Dim]], cores: int) -> Program:
@@ -406,12 +412,12 @@ class MoveWriter:
         The jobs are those of the first core. The `Dim` of a job is its distance from core to core,
         which is multiplied by the param `core`.
         """
-        core = self.k.param("core", cores)
+        core = self.builder.param("core", cores)
         for job, to_next_core in jobs:
             source = core * to_next_core.source
             target = core * to_next_core.target
             self.emit(job, job.box.dims, source + job.box.source, target + job.box.target)
-        return self.k.finish()
+        return self.builder.finish()
 
     def emit(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
         """Move a box: loop over its outer counters until a tile fits."""
@@ -431,7 +437,7 @@ class MoveWriter:
         tile_dims = (Dim(steps, outer.source, outer.target), *inner_dims)
         pass_dims = tile_dims if steps > 1 else inner_dims
         self.loop_count += 1
-        with self.k.loop(f"i{self.loop_count}", passes) as i:
+        with self.builder.loop(f"i{self.loop_count}", passes) as i:
             first_step = i * steps
             pass_source = source + first_step * outer.source
             self.emit(job, pass_dims, pass_source, target + first_step * outer.target)
@@ -457,13 +463,13 @@ class MoveWriter:
         pad = math.prod(sizes) % self.c0 != 0
         y = self.gm[job.target].region(target, sizes, [d.target for d in dims])
         if not job.source:
-            self.k.copy(y, self.fill_tiles[job.value].region(0, sizes), pad=pad)
+            self.builder.copy(y, self.fill_tiles[job.value].region(0, sizes), pad=pad)
             return
         assert self.queue is not None
         x = self.gm[job.source].region(source, sizes, [d.source for d in dims])
-        self.k.copy(self.queue.alloc().region(0, sizes), x, pad=pad)
+        self.builder.copy(self.queue.alloc().region(0, sizes), x, pad=pad)
         self.queue.enqueue()
-        self.k.copy(y, self.queue.dequeue().region(0, sizes), pad=pad)
+        self.builder.copy(y, self.queue.dequeue().region(0, sizes), pad=pad)
         self.queue.free()
 
     def _by_element(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
@@ -471,7 +477,7 @@ class MoveWriter:
         if dims:
             outer = dims[0]
             self.loop_count += 1
-            with self.k.loop(f"i{self.loop_count}", outer.count) as i:
+            with self.builder.loop(f"i{self.loop_count}", outer.count) as i:
                 element_source = source + i * outer.source
                 element_target = target + i * outer.target
                 self._by_element(job, dims[1:], element_source, element_target)
@@ -481,4 +487,4 @@ class MoveWriter:
         # the scalar instruction counts its time in steps of `scalar_cycles` each
         steps = max(l2_cycles // max(self.chip.scalar_cycles, 1), 1)
         src = fill or self.gm[job.source].region(source, 1)
-        self.k.scalar(self.gm[job.target].region(target, 1), src, steps=steps)
+        self.builder.scalar(self.gm[job.target].region(target, 1), src, steps=steps)

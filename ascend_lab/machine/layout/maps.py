@@ -326,7 +326,10 @@ def copy_boxes(source: AddressMap, target: AddressMap) -> tuple[Box, ...]:
     and channels 32 .. 39, the ragged end.
     """
     check_pair(source, target)
-    steps = [sorted({1, *_cuts(source, a), *_cuts(target, a)}) for a in range(len(source.shape))]
+    steps = [
+        sorted({1, *_block_sizes(source, a), *_block_sizes(target, a)})
+        for a in range(len(source.shape))
+    ]
     spans = [_spans(n, s) for n, s in zip(source.shape, steps, strict=True)]
     # one box for every choice of a span on each axis
     return tuple(_box(choice, source, target) for choice in itertools.product(*spans))
@@ -334,7 +337,7 @@ def copy_boxes(source: AddressMap, target: AddressMap) -> tuple[Box, ...]:
 
 def zero_boxes(target: AddressMap) -> tuple[Box, ...]:
     """Return disjoint boxes that cover the padding of `target`; their source strides are 0."""
-    steps = [sorted({1, *_cuts(target, a)}) for a in range(len(target.shape))]
+    steps = [sorted({1, *_block_sizes(target, a)}) for a in range(len(target.shape))]
     logical = [_spans(n, s) for n, s in zip(target.shape, steps, strict=True)]
     padded = [_spans(n, s) for n, s in zip(target.padded_shape, steps, strict=True)]
     boxes: list[Box] = []
@@ -353,7 +356,7 @@ def burst_bytes(source: AddressMap, target: AddressMap) -> int:
     return max(box.run for box in copy_boxes(source, target)) * DTYPE_BYTES[source.dtype]
 
 
-def _cuts(layout: AddressMap, axis: int) -> list[int]:
+def _block_sizes(layout: AddressMap, axis: int) -> list[int]:
     """Return the sizes of the blocks of an axis, at whose borders its stride changes.
 
     Two pieces whose strides have the same ratio as their steps have no such border.

@@ -106,11 +106,12 @@ class _Crew(Compiler):
         self.member = members[0]
         cores = team * (members[-1].place // team + 1)
         # for each core and mode of cross_set, the timed cores whose sets it receives
-        self.senders_to = {
-            (m.place, mode): [s for s in members if s.place in senders(m.place, mode, cores, team)]
-            for m in members
-            for mode in MODES
-        }
+        self.senders_to: dict[tuple[int, int], list[_Member]] = {}
+        for receiver in members:
+            for mode in MODES:
+                places = senders(receiver.place, mode, cores, team)
+                timed_senders = [m for m in members if m.place in places]
+                self.senders_to[receiver.place, mode] = timed_senders
         self.sets = {m.place: set(pipes_by_cross_flag(m.program)) for m in members}
         self.pipe_names = {m.place: m.program.pipes for m in members}
 
@@ -128,10 +129,10 @@ class _Crew(Compiler):
         """Add a cross_set, a flag for every pipe of every core it signals, or a cross_wait."""
         self.sources.append(node)
         flag = node.number("id")
-        this = self.member
+        core = self.member
         if node.op == "cross_wait":
             flag_senders = self._senders_of(flag)
-            waits = [(p, self._number(m, this, p, flag)) for p in self.pipes for m in flag_senders]
+            waits = [(p, self._number(m, core, p, flag)) for p in self.pipes for m in flag_senders]
             return [self.step(self.pipes[p], WAIT, number, 0, 0) for p, number in waits]
         pipe = self.pipes[node.pipe]
         mode = node.number("mode")
@@ -139,9 +140,9 @@ class _Crew(Compiler):
         self.tail_latency[pipe] = 0
         numbers: list[int] = []
         for receiver in self.members:
-            if this in self.senders_to[receiver.place, mode]:
+            if core in self.senders_to[receiver.place, mode]:
                 receiving_pipes = self.pipe_names[receiver.place]
-                numbers += [self._number(this, receiver, p, flag) for p in receiving_pipes]
+                numbers += [self._number(core, receiver, p, flag) for p in receiving_pipes]
         return [
             self.step(pipe, WORK, -1, self.chip.flag_cycles, 0),
             *(self.step(pipe, SET, number, 0, latency) for number in numbers),
@@ -183,7 +184,9 @@ def _members(teams: Sequence[tuple[Part, ...]]) -> list[_Member]:
         for place, part in enumerate(team[:2] if has_equal_vectors else team):
             # Core 0 of a team is the cube core (AIC). The vector cores are AIV0 and AIV1, or AIV
             # for both if they run the same program.
-            kind = ("AIV" if has_equal_vectors else f"AIV{place - 1}") if place else "AIC"
+            kind = "AIC"
+            if place:
+                kind = "AIV" if has_equal_vectors else f"AIV{place - 1}"
             members.append(_Member(kind + suffix, number * len(team) + place, part.program))
     return members
 
@@ -426,10 +429,9 @@ def shortest_latencies(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
     # Shortest paths between all pairs (Floyd and Warshall): `via` must be the outermost loop.
     for via, a, b in product(buffers, repeat=3):
         cycles[a, b] = min(cycles[a, b], cycles[a, via] + cycles[via, b])
-    to_cube = {
-        a: min(cycles[a, "L0A"], cycles[a, "L0B"]) + flags + signal_cycles * (a == "UB")
-        for a in buffers
-    }
+    to_cube = {a: min(cycles[a, "L0A"], cycles[a, "L0B"]) + flags for a in buffers}
+    if "UB" in to_cube:
+        to_cube["UB"] += signal_cycles
     to_vector = {a: cycles[a, "UB"] + (flags if a != "UB" else 0) for a in buffers}
     to_vector["L0C"] = cycles["L0C", "UB"] + (0.0 if chip.combined else flags + signal_cycles)
     return {a: (to_cube[a], to_vector[a], cycles[a, "GM"]) for a in buffers}

@@ -1,9 +1,10 @@
 """The reference simulator: every pipe steps through its instructions, one event at a time.
 
-The time of a program depends on its pipes, flags and loops, and on the cycles of each instruction.
-`Compiler` reduces a program to these. The result of `run_reference` is by definition the time of a
-program: the fast simulator (`fast`) must give the same cycles. The same function runs on Python
-lists and, if Numba is installed, compiled on arrays.
+If MTE2 loads from cycle 0 to 100 and then sets a flag, V, which waits for the flag, cannot begin
+before cycle 100 plus the latency of the load. The time of a program depends on its pipes, flags and
+loops, and on the cycles of each instruction. `Compiler` reduces a program to these. The result of
+`run_reference` is by definition the time of a program: the fast simulator (`fast`) must give the
+same cycles. The same function runs on Python lists and, if Numba is installed, compiled on arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -221,16 +222,16 @@ class Compiler:
     def finish(self, tree: tuple[int | Nest, ...], cores: int = 0) -> Compiled:
         """Return all programs added so far in compiled form."""
         return Compiled(
-            tuple(self.names),
-            tuple(self.events),
-            tuple(self.steps),
-            tree,
-            tuple(self.sources),
-            tuple(self.cycles),
-            tuple(self.latency),
-            tuple(self.tail_latency),
-            tuple(self.counts),
-            cores,
+            pipes=tuple(self.names),
+            events=tuple(self.events),
+            steps=tuple(self.steps),
+            tree=tree,
+            sources=tuple(self.sources),
+            cycles=tuple(self.cycles),
+            latency=tuple(self.latency),
+            tail_latency=tuple(self.tail_latency),
+            counts=tuple(self.counts),
+            cores=cores,
         )
 
 
@@ -240,60 +241,66 @@ def compile_program(program: Program, chip: Chip, surroundings: Surroundings) ->
 
 
 # -- event by event --------------------------------------------------------------------------------
-# A single function: Numba compiles it as a whole, and in Python it saves the calls.
+# One function, although it is long: Numba compiles it as a whole, and in Python it saves calls.
 def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
-    """Advance every pipe until it stops or waits; return -1 at the end, else a deadlocked pipe."""
-    # Columns of `code`: see _Row. `pc` is each pipe's position in the code, `free` the cycle from
-    # which it is free; `passes_left` belongs to the loop that ends at a position. The times of the
-    # sets of event e are in `token` from base[e] on; tail[e] were set, head[e] were waited for.
-    (op, arg, cycles, latency) = code
-    (pc, passes_left, free) = pipes
-    head, tail, base, token, token_by = flags
+    """Advance every pipe until it stops or waits; return -1 at the end, else a deadlocked pipe.
+
+    - code: by position, the columns of `_Row`
+    - pipes: by pipe, its position in the code, and the cycle from which it is free; by position,
+      how many passes of the loop that ends there are left
+    - flags: by event, how often it was waited for, how often it was set, and the slot of its first
+      set; by slot, the cycle at which the flag is raised, and the recorded step that raised it
+    - records: if `record`, the columns of `Record`
+    """
+    kinds, arguments, cycles, latency = code
+    position_of, passes_left, free_at = pipes
+    wait_count, set_count, first_slot, raised_at, raised_by = flags
     steps, starts, ends, causes = records
-    last_record = [-1 for _ in free]  # the last recorded step of each pipe
+    last_record = [-1 for _ in free_at]  # the last recorded step of each pipe
     count = 0
     while True:
         stuck = -1
         count_before_round = count
-        for p in range(len(free)):
-            i = pc[p]
-            now = free[p]
-            while op[i] != STOP:
-                kind = op[i]
-                e = arg[i]
+        for pipe in range(len(free_at)):
+            position = position_of[pipe]
+            now = free_at[pipe]
+            while kinds[position] != STOP:
+                kind = kinds[position]
+                argument = arguments[position]
                 if kind == END:
                     # 0 passes left means the end of the first pass, as a finished loop leaves 0.
                     # Of 3 passes, `passes_left` is 2, 1, 0 after each.
-                    passes_left[i] = (passes_left[i] if passes_left[i] > 0 else cycles[i]) - 1
-                    i = e if passes_left[i] > 0 else i + 1
+                    remaining = passes_left[position]
+                    passes_left[position] = (remaining if remaining > 0 else cycles[position]) - 1
+                    position = argument if passes_left[position] > 0 else position + 1
                     continue
-                if kind == WAIT and head[e] == tail[e]:
-                    stuck = p
+                if kind == WAIT and wait_count[argument] == set_count[argument]:
+                    stuck = pipe
                     break
                 start = now
-                cause = last_record[p]
+                cause = last_record[pipe]
                 if kind == WAIT:
-                    flag = base[e] + head[e]
-                    head[e] += 1
-                    if token[flag] > now:
-                        now = token[flag]
-                        cause = token_by[flag]
-                now += cycles[i]
+                    slot = first_slot[argument] + wait_count[argument]
+                    wait_count[argument] += 1
+                    if raised_at[slot] > now:
+                        now = raised_at[slot]
+                        cause = raised_by[slot]
+                now += cycles[position]
                 if kind == SET:
-                    flag = base[e] + tail[e]
-                    token[flag] = now + latency[i]
-                    token_by[flag] = count
-                    tail[e] += 1
+                    slot = first_slot[argument] + set_count[argument]
+                    raised_at[slot] = now + latency[position]
+                    raised_by[slot] = count
+                    set_count[argument] += 1
                 if record:
-                    steps[count] = i
+                    steps[count] = position
                     starts[count] = start
                     ends[count] = now
                     causes[count] = cause
-                    last_record[p] = count
+                    last_record[pipe] = count
                 count += 1
-                i += 1
-            pc[p] = i
-            free[p] = now
+                position += 1
+            position_of[pipe] = position
+            free_at[pipe] = now
         # a waiting pipe is deadlocked only if no other pipe moved in this round
         if stuck < 0 or count == count_before_round:
             return stuck
@@ -341,23 +348,22 @@ def _assemble(program: Compiled) -> tuple[list[_Row], list[int]]:
     code = list[_Row]()
     entry = list[int]()
 
-    def visit(nodes: Sequence[int | Nest], pipe: int) -> None:
+    def add_code(nodes: Sequence[int | Nest], pipe: int) -> None:
         for node in nodes:
             if not isinstance(node, Nest):
-                s = program.steps[node]
-                if s.pipe == pipe:
-                    code.append(
-                        (s.kind, s.event, program.cycles[node], program.latency[node], node)
-                    )
+                step = program.steps[node]
+                if step.pipe == pipe:
+                    durations = program.cycles[node], program.latency[node]
+                    code.append((step.kind, step.event, *durations, node))
             elif program.counts[node.loop] > 0:
                 begin = len(code)
-                visit(node.body, pipe)
+                add_code(node.body, pipe)
                 if len(code) > begin:
                     code.append((END, begin, program.counts[node.loop], 0, -1))
 
     for pipe in range(len(program.pipes)):
         entry.append(len(code))
-        visit(program.tree, pipe)
+        add_code(program.tree, pipe)
         code.append((STOP, 0, 0, 0, -1))
     return code, entry
 
@@ -400,11 +406,14 @@ def run_reference(
 
 
 def _flags(program: Compiled) -> tuple[list[int], ...]:
-    """Return the empty arrays head, tail, base, token and token_by of `_run`, in this order."""
+    """Return the arrays `flags` of `_run` before the first step."""
     sets = [0] * len(program.events)
     for step, times in zip(program.steps, program.runs(), strict=True):
         if step.kind == SET:
             sets[step.event] += times
-    base = [0, *accumulate(sets)]  # 3 and 2 sets of two events: tokens 0..2 and 3..4
-    token_count = max(base[-1], 1)
-    return [0] * len(base), [0] * len(base), base, [0] * token_count, [0] * token_count
+    first_slot = [0, *accumulate(sets)]  # 3 and 2 sets of two events: slots 0..2 and 3..4
+    event_count = len(first_slot)
+    slot_count = max(first_slot[-1], 1)
+    wait_count = [0] * event_count
+    set_count = [0] * event_count
+    return wait_count, set_count, first_slot, [0] * slot_count, [0] * slot_count

@@ -313,23 +313,25 @@ def _footprint(
         if isinstance(node, Loop):
             if node.count:
                 inner = _footprint(node.body, {**inside, node.var: node.count}, sizes)
-                _add(reads, inner[0], sizes)
-                _add(writes, inner[1], sizes)
+                _add_footprint(reads, inner[0], sizes)
+                _add_footprint(writes, inner[1], sizes)
             continue
-        for region, is_write in _gm_regions(node) if node.dst else ():
+        if not node.dst:
+            continue
+        for region, is_write in _gm_regions(node):
             sizes.setdefault(region.buffer.name, region.buffer.size_bytes)
             touched = {region.buffer.name: _touched_bytes(node, region, inside)}
-            _add(writes if is_write else reads, touched, sizes)
+            _add_footprint(writes if is_write else reads, touched, sizes)
     return reads, writes
 
 
-def _add(total: Footprint, touched: Footprint, sizes: Footprint) -> None:
+def _add_footprint(total: Footprint, touched: Footprint, sizes: Footprint) -> None:
     """Add bytes by tensor; the sum of several instructions is at most the size of the tensor."""
     for name, size in touched.items():
         total[name] = min(total.get(name, 0) + size, sizes[name])
 
 
-def _size(footprint: tuple[Footprint, Footprint]) -> int:
+def _footprint_bytes(footprint: tuple[Footprint, Footprint]) -> int:
     """Return the bytes that a footprint takes in L2; a tensor both read and written counts once."""
     reads, writes = footprint
     only_written = sum(size for name, size in writes.items() if name not in reads)
@@ -346,14 +348,14 @@ def _misses(
 
     `footprint` holds the bytes that this run touches, `capacity` is the size of L2.
     """
-    if _size(footprint) <= capacity:
+    if _footprint_bytes(footprint) <= capacity:
         return footprint[0]
     total = Counter[str]()
     fetching_once = list[Node]()
     for node in nodes:
         one_pass = _footprint(node.body, params) if isinstance(node, Loop) else ({}, {})
         # A loop whose pass fits fetches its bytes once; one whose pass does not, in every pass.
-        if not isinstance(node, Loop) or _size(one_pass) <= capacity:
+        if not isinstance(node, Loop) or _footprint_bytes(one_pass) <= capacity:
             fetching_once.append(node)
             continue
         inner = _misses(node.body, params, capacity, one_pass)
@@ -364,7 +366,7 @@ def _misses(
 
 def analyse(launch: Launch, chip: Chip) -> Traffic:
     """Return the traffic of a launch, from its loops and regions, without simulating addresses."""
-    path_bytes, read = _moved(launch)
+    path_bytes, read = _bytes_by_path(launch)
     capacity = chip.l2.size_bytes
     fetched_by_all = Counter[str]()
     written = Counter[str]()
@@ -390,14 +392,14 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     fetched = {n: min(m, read[n]) for n, m in missed.items() if read.get(n)}
     write_once = {n: min(w, sizes[n]) for n, w in written.items()}
     return Traffic(
-        path_bytes,
-        {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
-        sum(fetched.values()),
+        path_bytes=path_bytes,
+        memory_share={n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
+        memory_read_bytes=sum(fetched.values()),
         # If all data that are touched fit in L2, the results stay there after the launch.
-        sum(write_once.values()) if touched > capacity else 0,
-        fetched,
-        {n: min(r, sizes[n]) for n, r in read_by_all.items()},
-        write_once,
+        memory_write_bytes=sum(write_once.values()) if touched > capacity else 0,
+        fetched=fetched,
+        read_once={n: min(r, sizes[n]) for n, r in read_by_all.items()},
+        write_once=write_once,
     )
 
 
@@ -434,7 +436,7 @@ def lowest_bytes(launch: Launch) -> Mapping[tuple[str, bool], int]:
     return lowest
 
 
-def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
+def _bytes_by_path(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
     """Return bytes per path, and bytes read per GM tensor, of all cores."""
     path_bytes = Counter[tuple[str, str]]()
     read = Counter[str]()

@@ -54,7 +54,7 @@ Work changes only the offset, so that rows are computed at waits alone.
 def _max_plus_product(a: Array, x: Array) -> Array:
     """Return y_ik = max_j (a_ij + x_jk) for each of the candidates b on the last axis."""
     out: Array = (a[:, :, None, :] + x[None]).max(axis=1)
-    # NEVER + NEVER must stay NEVER: repeated squaring would leave the range of int64.
+    # The sum of two minus infinities must not fall below one: repeated squaring would leave int64.
     return np.maximum(out, MINUS_INFINITY, out=out)
 
 
@@ -230,22 +230,22 @@ class _Walk:
     def __init__(self, program: Compiled) -> None:
         self.program = program
         # A step is (kind, pipe, event, cycles, latency); a BEGIN or END is (kind, loop, position to
-        # jump to, trip count, 0).
+        # jump to, trip count, 0). `owner` is the core of each loop.
         self.code: list[tuple[int, int, int, int, int]] = []
         self.nests: dict[int, Nest] = {}
         self.owner: dict[int, int] = {}
-        self.at: list[int] = []
+        self.positions: list[int] = []
         per_core = [(node,) for node in program.tree] if program.cores else [program.tree]
         for core, nodes in enumerate(per_core):
-            self.at.append(len(self.code))
-            self.lay(core, nodes)
+            self.positions.append(len(self.code))
+            self.add_code(core, nodes)
             self.code.append((STOP, 0, 0, 0, 0))
         self.passes_left = [0] * len(program.counts)
         self.free = [0] * len(program.pipes)
         self.flags: list[deque[int]] = [deque() for _ in program.events]
         self.earlier_states: dict[tuple[int, ...], list[_State]] = {}
 
-    def lay(self, core: int, nodes: Sequence[int | Nest]) -> None:
+    def add_code(self, core: int, nodes: Sequence[int | Nest]) -> None:
         """Append a nest to the code as steps, with a BEGIN and an END for each loop."""
         program = self.program
         for node in nodes:
@@ -255,56 +255,58 @@ class _Walk:
                 self.code.append((BEGIN, node.loop, 0, count, 0))
                 self.nests[node.loop] = node
                 self.owner[node.loop] = core
-                self.lay(core, node.body)
+                self.add_code(core, node.body)
                 # only now the position of the END is known, to which a loop of 0 passes jumps
                 self.code[begin] = (BEGIN, node.loop, len(self.code), count, 0)
                 self.code.append((END, node.loop, begin, count, 0))
             else:
-                s = program.steps[node]
-                cycles = program.cycles[node]
-                self.code.append((s.kind, s.pipe, s.event, cycles, program.latency[node]))
+                step = program.steps[node]
+                durations = program.cycles[node], program.latency[node]
+                self.code.append((step.kind, step.pipe, step.event, *durations))
 
-    def go(self, core: int) -> bool:
+    def advance(self, core: int) -> bool:
         """Walk one core until it waits for a flag not yet set, or ends; return whether it moved."""
         code = self.code
         free = self.free
         flags = self.flags
         passes_left = self.passes_left
-        i = start = self.at[core]
+        start = self.positions[core]
+        position = start
         has_looped = False
         while True:
-            kind, pipe, event, cycles, latency = code[i]
-            # For BEGIN and END, `pipe` is the loop, `event` the position to jump to, `cycles` the
-            # trip count.
+            # `number` is a pipe, or for BEGIN and END a loop; `target` is an event, or the position
+            # to jump to; `cycles` are those of the step, or the trip count.
+            kind, number, target, cycles, latency = code[position]
             if kind == BEGIN:
-                passes_left[pipe] = cycles
-                i = i if cycles else event
+                passes_left[number] = cycles
+                if not cycles:
+                    position = target
             elif kind == END:
-                passes_left[pipe] -= 1
-                if passes_left[pipe] > 0:
-                    i = event
+                passes_left[number] -= 1
+                if passes_left[number] > 0:
+                    position = target
                     has_looped = True
-                    if cycles >= MIN_WATCHED_COUNT and passes_left[pipe] > 1:
-                        self.at[core] = i
-                        self.leap(pipe)
+                    if cycles >= MIN_WATCHED_COUNT and passes_left[number] > 1:
+                        self.positions[core] = position
+                        self.leap_if_periodic(number)
             elif kind == STOP:
                 break
             elif kind == WAIT:
-                if not flags[event]:
+                if not flags[target]:
                     break
-                free[pipe] = max(free[pipe], flags[event].popleft()) + cycles
+                free[number] = max(free[number], flags[target].popleft()) + cycles
             else:
-                free[pipe] += cycles
+                free[number] += cycles
                 if kind == SET:
-                    flags[event].append(free[pipe] + latency)
-            i += 1
-        self.at[core] = i
-        return has_looped or i != start  # a pass of a loop may end where it began
+                    flags[target].append(free[number] + latency)
+            position += 1
+        self.positions[core] = position
+        return has_looped or position != start  # a pass of a loop may end where it began
 
-    def leap(self, loop: int) -> None:
+    def leap_if_periodic(self, loop: int) -> None:
         """Leap over rounds if the walk was at this position before and has begun to repeat."""
-        position = (loop, *self.at, *map(len, self.flags))
-        states = self.earlier_states.setdefault(position, [])
+        situation = (loop, *self.positions, *map(len, self.flags))
+        states = self.earlier_states.setdefault(situation, [])
         for earlier in reversed(states):
             if self._leap_from(earlier):
                 states.clear()
@@ -360,9 +362,9 @@ def run_walked(program: Compiled) -> int:
     """
     walk = _Walk(program)
     # sum, not any: any() would stop at the first core that moved, and not try the others
-    while sum(walk.go(core) for core in range(len(walk.at))):
+    while sum(walk.advance(core) for core in range(len(walk.positions))):
         pass
-    if any(walk.code[i][0] != STOP for i in walk.at):
+    if any(walk.code[i][0] != STOP for i in walk.positions):
         raise NotComposableError("each set_flag before its wait_flag", "a wait first")
     return max(map(add, walk.free, program.tail_latency), default=0)
 

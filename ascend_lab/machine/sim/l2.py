@@ -111,10 +111,12 @@ class L2:
         stop = address_bytes + size_bytes
         pieces = self._pieces
         keys = range(low // self.piece_bytes, isa.ceil_div(stop, self.piece_bytes))
-        # whichever is fewer: the pieces of the range, or those that L2 holds
-        for key in keys if len(keys) < len(pieces) else [key for key in pieces if key in keys]:
-            if key not in pieces:
-                continue
+        # whichever is fewer is searched: the pieces of the range, or those that L2 holds
+        if len(keys) < len(pieces):
+            held_keys = [key for key in keys if key in pieces]
+        else:
+            held_keys = [key for key in pieces if key in keys]
+        for key in held_keys:
             remaining = tuple(
                 remainder for cached in pieces[key] for remainder in _without(cached, low, stop)
             )
@@ -208,43 +210,52 @@ class L2:
         Bytes of reads that hit are added to `hit_bytes` by tensor.
         """
         written = 0
-        pieces = self._pieces
         for _, is_write, index, key, low, stop in sorted(
             self._piece_accesses(accesses, begin, end)
         ):
-            # Popped here and put back below, so that it becomes the most recently used piece.
-            cached_ranges = pieces.pop(key, ())
-            # usually a piece has one range and the access adjoins it: then no tuples are built
-            adjoining = cached_ranges
-            apart = cached_ranges[:0]
-            if len(cached_ranges) > 1 or (
-                cached_ranges and not _adjoins(cached_ranges[0], low, stop)
-            ):
-                adjoining = tuple(r for r in cached_ranges if _adjoins(r, low, stop))
-                apart = tuple(r for r in cached_ranges if not _adjoins(r, low, stop))
-            overlap_bytes = 0
-            for range_first, range_end, _, _ in adjoining:
-                overlap_bytes += max(0, min(range_end, stop) - max(range_first, low))
-                self.held_bytes -= range_end - range_first
+            access = accesses[index]
+            overlap_bytes = self._touch_piece(access, key, low, stop)
             if not is_write:
-                name = accesses[index].name
-                hit_bytes[name] = hit_bytes.get(name, 0) + overlap_bytes
-            if accesses[index].is_last:
-                updated = tuple(
-                    remainder for cached in adjoining for remainder in _without(cached, low, stop)
-                )
-            else:
-                updated = (_merged(adjoining, low, stop, is_write),)
-            for range_first, range_end, _, _ in updated:
-                self.held_bytes += range_end - range_first
-            if remaining := (*apart, *updated):
-                pieces[key] = remaining
-            while self.held_bytes > self.size_bytes:
-                # the first entry is the least recently used one
-                evicted = pieces.popitem(last=False)[1]
-                for range_first, range_end, dirty, dirty_end in evicted:
-                    self.held_bytes -= range_end - range_first
-                    written += dirty_end - dirty
+                hit_bytes[access.name] = hit_bytes.get(access.name, 0) + overlap_bytes
+            if self.held_bytes > self.size_bytes:
+                written += self._evict()
+        return written
+
+    def _touch_piece(self, access: Access, key: int, low: int, stop: int) -> int:
+        """Read or write bytes low .. stop-1 of a piece; return how many of them L2 held before."""
+        # Popped here and put back below, so that it becomes the most recently used piece.
+        cached_ranges = self._pieces.pop(key, ())
+        # usually a piece has one range and the access adjoins it: then no tuples are built
+        adjoining = cached_ranges
+        other_ranges = cached_ranges[:0]
+        if len(cached_ranges) > 1 or (cached_ranges and not _adjoins(cached_ranges[0], low, stop)):
+            adjoining = tuple(r for r in cached_ranges if _adjoins(r, low, stop))
+            other_ranges = tuple(r for r in cached_ranges if not _adjoins(r, low, stop))
+        overlap_bytes = 0
+        for range_first, range_end, _, _ in adjoining:
+            overlap_bytes += max(0, min(range_end, stop) - max(range_first, low))
+            self.held_bytes -= range_end - range_first
+        if access.is_last:
+            updated = tuple(
+                remainder for cached in adjoining for remainder in _without(cached, low, stop)
+            )
+        else:
+            updated = (_merged(adjoining, low, stop, access.is_write),)
+        for range_first, range_end, _, _ in updated:
+            self.held_bytes += range_end - range_first
+        if remaining := (*other_ranges, *updated):
+            self._pieces[key] = remaining
+        return overlap_bytes
+
+    def _evict(self) -> int:
+        """Evict the least recently used pieces until all fit; return their dirty bytes."""
+        written = 0
+        while self.held_bytes > self.size_bytes:
+            # the first entry is the least recently used one
+            evicted = self._pieces.popitem(last=False)[1]
+            for range_first, range_end, dirty, dirty_end in evicted:
+                self.held_bytes -= range_end - range_first
+                written += dirty_end - dirty
         return written
 
 
@@ -262,12 +273,13 @@ def _merged(adjoining: Sequence[CachedRange], low: int, stop: int, is_write: boo
         first = min(first, range_first)
         end = max(end, range_end)
         if range_dirty < range_dirty_end:
-            # Clean bytes between two dirty ranges become dirty: 0..99 and 200..299 make 0..299.
-            dirty, dirty_end = (
-                (min(dirty, range_dirty), max(dirty_end, range_dirty_end))
-                if dirty < dirty_end
-                else (range_dirty, range_dirty_end)
-            )
+            if dirty < dirty_end:
+                # Clean bytes between two dirty ranges become dirty: 0..99 and 200..299 make 0..299.
+                dirty = min(dirty, range_dirty)
+                dirty_end = max(dirty_end, range_dirty_end)
+            else:
+                dirty = range_dirty
+                dirty_end = range_dirty_end
     return (first, end, dirty, dirty_end) if dirty < dirty_end else (first, end, first, first)
 
 
@@ -279,11 +291,10 @@ def _without(cached: CachedRange, low: int, stop: int) -> Iterator[CachedRange]:
         if left_first < left_end:
             left_dirty = max(left_first, dirty)
             left_dirty_end = min(left_end, dirty_end)
-            yield (
-                (left_first, left_end, left_dirty, left_dirty_end)
-                if left_dirty < left_dirty_end
-                else (left_first, left_end, left_first, left_first)
-            )
+            if left_dirty < left_dirty_end:
+                yield left_first, left_end, left_dirty, left_dirty_end
+            else:
+                yield left_first, left_end, left_first, left_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +361,9 @@ class DeviceMemory:
         for buffer in buffers:
             if buffer.name not in self.tensors:
                 # 1,000 is rounded up to 1,024
-                first_byte[buffer.name] = top = -(-top // ALIGN_BYTES) * ALIGN_BYTES
-                top += buffer.size_bytes
+                address = isa.ceil_div(top, ALIGN_BYTES) * ALIGN_BYTES
+                first_byte[buffer.name] = address
+                top = address + buffer.size_bytes
                 continue
             low, size = self.tensors[buffer.name]
             if low < 0 or size < buffer.size_bytes:

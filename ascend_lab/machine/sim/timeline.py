@@ -1,10 +1,11 @@
 """Results of a simulation: cycles, busy shares, bytes, energy, the time of every instruction.
 
 The time of a kernel is the sum of its start, its phases, and a barrier over all cores between any
-two phases. There are five types of start. The host starts a "cold" kernel, the device's queue a
-"queued" one. Inside a super kernel the start is a barrier after the previous kernel: "inside" if
-both kernels use the same type of core, "across" if the types differ, and "both" if each of the two
-kernels uses cube and vector cores together.
+two phases: phases of 800 and 300 cycles with a barrier of 100 take 1,200 cycles after the start.
+There are five types of start. The host starts a "cold" kernel, the device's queue a "queued" one.
+Inside a super kernel the start is a barrier after the previous kernel: "inside" if both kernels use
+the same type of core, "across" if the types differ, and "both" if each of the two kernels uses cube
+and vector cores together.
 """
 
 import json
@@ -43,8 +44,9 @@ def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
         "across": 2 * chip.barrier_s,
         "both": 3 * chip.barrier_s,
     }
+    cycles = round(costs[start] * chip.clock_hz)
     # a kernel inside a super kernel is not launched again, so that it pays no mix_cycles
-    return round(costs[start] * chip.clock_hz) + mix_cycles * (start in ("cold", "queued"))
+    return cycles + mix_cycles if start in ("cold", "queued") else cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,16 @@ class Timeline(Timed):
             event = str(program.events[step.event]) if stall else ""
             # without another cause it began as soon as its pipe had ended the one before
             previous = cause if stall or cause >= 0 else last_of_pipe.get(step.pipe, -1)
-            spans.append(Span(program.pipes[step.pipe], name, start, end, stall, event, previous))
+            span = Span(
+                program.pipes[step.pipe],
+                name,
+                start,
+                end,
+                stall_cycles=stall,
+                cause=event,
+                previous=previous,
+            )
+            spans.append(span)
             last_of_pipe[step.pipe] = index
         return tuple(spans)
 

@@ -170,7 +170,8 @@ class _Core:
         """
         place = self.places.get(id(region))
         if place is None:
-            place = self.places[id(region)] = _place(region)
+            place = _place(region)
+            self.places[id(region)] = place
         name, slot_starts, slot_bytes, dtype, strides = place
         memory = self.memories.get(name)
         if memory is None:

@@ -1,6 +1,8 @@
 """Fusion in the default schedule: stages move into the loops of others, neighbouring axes join.
 
-A nest is the loops of one stage and of all stages computed inside them; a fold is a reduction.
+For y = exp(x) + 1 there is one nest: exp(x) is computed inside the loops of y. The two axes of a
+64 x 100 tensor become one of 6,400. A stage is a tensor with its loops, a nest the loops of one
+stage and of all stages computed inside them, a fold a reduction.
 """
 
 import math
@@ -35,12 +37,13 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
     A value that is used twice in one nest becomes a tile of that nest.
     """
     for stage in s.state.stages:
-        s = _inlined(s, stage) if _inlines(s.state, stage) else s
+        if _inlines(s.state, stage):
+            s = _try_inline(s, stage)
     cores = s.chip.core_count * s.chip.vector_cores_per_core
     groups = _groups(s.state, cores)
     for stage in s.state.stages:
         if groups[stage.name] == stage.name and _inlines(s.state, stage, cheap=True):
-            s = _inlined(s, stage)
+            s = _try_inline(s, stage)
             groups = _groups(s.state, cores)
     loops = [x for x in s.state.stages if isinstance(x, Stage)]
     phases = []
@@ -52,7 +55,8 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
     return s, phases
 
 
-def _inlined(s: Schedule, stage: Stage | Fixed) -> Schedule:
+def _try_inline(s: Schedule, stage: Stage | Fixed) -> Schedule:
+    """Compute a stage where it is read, if that is possible."""
     with suppress(errors.ScheduleError):  # a reshape of a reshape stays a copy
         return primitives_tiles.inline(s, stage.name)
     return s
@@ -85,11 +89,13 @@ def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool
     reads = _reads(state, stage.name)
     if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
         return False
+    is_plain_copy = bare(stage.expr) is not None
+    if is_plain_copy and not cheap:
+        return True
     # A value read twice is computed twice if it is inlined: only one operation is cheap enough for
     # that.
-    few = weight(stage.expr) <= 1 if cheap else len(reads) == 1
-    plain = not cheap and bare(stage.expr) is not None
-    return plain or (few and not any(x.view for x in reads))
+    costs_little = weight(stage.expr) <= 1 if cheap else len(reads) == 1
+    return costs_little and not any(read.view for read in reads)
 
 
 def weight(expr: tensor.Expr) -> int:
@@ -105,11 +111,9 @@ def _root(state: State, stage: Stage | Fixed, groups: dict[str, str]) -> str:
     if isinstance(stage, Fixed) or stage.output or stage.is_cube or reads is None:
         return stage.name
     reader_groups = {groups[r.name] for r in state.readers(stage.name)}
-    return (
-        reader_groups.pop()
-        if len(reader_groups) == 1 and not any(x.view for x in reads)
-        else stage.name
-    )
+    if len(reader_groups) == 1 and not any(read.view for read in reads):
+        return reader_groups.pop()
+    return stage.name
 
 
 def _join_outputs(state: State, groups: dict[str, str], cores: int) -> dict[str, str]:
@@ -120,11 +124,10 @@ def _join_outputs(state: State, groups: dict[str, str], cores: int) -> dict[str,
     """
     loops = [s for s in state.stages if isinstance(s, Stage)]
     roots = [s for s in loops if groups[s.name] == s.name and not s.is_cube and not s.fold]
-    for i, output in enumerate(roots):
-        for target in reversed(roots[i + 1 :]):
-            fits = output.shape == target.shape or (
-                fits_in(output, target) and math.prod(output.shape) >= cores
-            )
+    for number, output in enumerate(roots):
+        for target in reversed(roots[number + 1 :]):
+            has_row_per_core = fits_in(output, target) and math.prod(output.shape) >= cores
+            fits = output.shape == target.shape or has_row_per_core
             if output.output and fits and _only_read_in(state, output, target, groups):
                 groups = {n: target.name if r == output.name else r for n, r in groups.items()}
                 break
@@ -145,20 +148,20 @@ def _only_read_in(state: State, output: Stage, target: Stage, groups: dict[str, 
     if any(groups[r.name] != target.name for r in readers):
         return False
     inside = [s for s in state.stages if groups[s.name] == target.name]
-    shared = any(set(output.sources) & set(s.sources) for s in inside)
-    return bool(readers) or shared
+    shares_source = any(set(output.sources) & set(s.sources) for s in inside)
+    return bool(readers) or shares_source
 
 
 # -- axes -----------------------------------------------------------------------------------------
 def merge_axes(s: Schedule, phase: Phase) -> Schedule:
     """Fuse neighbouring axes, from the innermost pair outwards, if all stages of the phase can."""
     # (8, 64, 100) elementwise: j and k become one axis of 6,400, then i joins: one axis of 51,200.
-    for place in reversed(range(len(s.state.stage(phase.root).axes) - 1)):
-        outer, inner = s.state.stage(phase.root).axes[place : place + 2]
+    for position in reversed(range(len(s.state.stage(phase.root).axes) - 1)):
+        outer, inner = s.state.stage(phase.root).axes[position : position + 2]
         s = _fuse_everywhere(s, phase.names, outer.name, inner.name)
     for name in phase.names:
-        for place in reversed(range(len(s.state.stage(name).reduce) - 1)):
-            outer, inner = s.state.stage(name).reduce[place : place + 2]
+        for position in reversed(range(len(s.state.stage(name).reduce) - 1)):
+            outer, inner = s.state.stage(name).reduce[position : position + 2]
             with suppress(errors.ScheduleError):
                 s = primitives_loops.fuse(s, name, outer.name, inner.name)
     return s
@@ -170,17 +173,18 @@ def _fuse_everywhere(s: Schedule, names: Sequence[str], first: str, second: str)
     for name in names:
         stage = trial.state.stage(name)
         present = {first, second} & {a.name for a in stage.axes}
-        read = [present & {n for i in r.index for n, _ in i.terms} for r in stage.reads]
-        if 1 in map(len, (present, *read)):
+        read_axes = [present & read.axis_names for read in stage.reads]
+        if 1 in map(len, (present, *read_axes)):
             return s
-        try:
-            trial = primitives_loops.fuse(trial, name, first, second) if present else trial
-        except errors.ScheduleError:
-            return s
-    return s if any(_mixes(trial.state.stage(n), names) for n in names) else trial
+        if present:
+            try:
+                trial = primitives_loops.fuse(trial, name, first, second)
+            except errors.ScheduleError:
+                return s
+    return s if any(_reads_by_two_loops(trial.state.stage(n), names) for n in names) else trial
 
 
-def _mixes(stage: Stage, tiles: Sequence[str]) -> bool:
+def _reads_by_two_loops(stage: Stage, tiles: Sequence[str]) -> bool:
     """True if a stage reads a tile's fused axis by two loops, or under another shape.
 
     The rows of the tile could then not be aligned, or not be addressed.
@@ -202,18 +206,18 @@ def row_axes(state: State, phase: Phase) -> list[str]:
     names = [a.name for a in root.axes]
     if any(state.stage(name).shape != root.shape for name in phase.outputs):
         names.pop()
-    return [n for n in names if all(_follows(state, root, t, n) for t in phase.tiles)]
+    return [n for n in names if all(_depends_on(state, root, t, n) for t in phase.tiles)]
 
 
-def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
+def _depends_on(state: State, root: Stage, tile: str, axis: str) -> bool:
     """True if a step along `axis` of the root needs another part of the tile."""
-    if boxes.whole(root)[axis].count == 1:
+    if boxes.whole_box(root)[axis].count == 1:
         return True
     # One step of the axis: if the tile it needs starts at a place that depends on the step, the
-    # tile follows, and cutting the axis computes nothing twice.
-    active = {root.name: boxes.whole(root) | {axis: boxes.Range(isa.var(axis), 1)}}
+    # tile depends on it, and cutting the axis computes nothing twice.
+    active = {root.name: boxes.whole_box(root) | {axis: boxes.Range(isa.var(axis), 1)}}
     try:
-        box = boxes.needed(state, state.stage(tile), active)
+        box = boxes.needed_box(state, state.stage(tile), active)
     except errors.ScheduleError:
         return False  # one reader needs all of it, another a part
-    return any(name == axis for part in box.values() for name, _ in part.start.terms)
+    return any(name == axis for span in box.values() for name, _ in span.start.terms)

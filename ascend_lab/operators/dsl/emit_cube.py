@@ -16,7 +16,7 @@ from ascend_lab.errors import ScheduleError
 from ascend_lab.machine import isa, layout
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators import kernels
-from ascend_lab.operators.dsl import boxes, emit_vector, fractals
+from ascend_lab.operators.dsl import boxes, fractals
 from ascend_lab.operators.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.operators.dsl.tiles import OpenTile, Tiles
 from ascend_lab.operators.kernels import ConvShape, conv, transpose
@@ -38,7 +38,7 @@ def instructions(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Aff
         _drain(tiles, stage, ranges)
 
 
-def _per(index: isa.Affine, unit: int) -> isa.Affine:
+def _in_units(index: isa.Affine, unit: int) -> isa.Affine:
     """Return index / unit; the index must step in whole units."""
     # m = 64 i + 32 in units of 16 is 4 i + 2; a step of 24 would begin inside a fractal.
     values = (index.const, *(c for _, c in index.terms))
@@ -61,7 +61,9 @@ def _fractal(
         batch_start = batch_start * tile.sizes[dim] + starts[dim]
     batch_start = batch_start * (pitch * -(-tile.sizes[major] // matrix.major_unit))
     # 64 rows are 4 fractals a column: row 32 of the third column begins at 2 * 4 + 2 = 10
-    at = _per(starts[major], matrix.major_unit) * pitch + _per(starts[minor], matrix.minor_unit)
+    at = _in_units(starts[major], matrix.major_unit) * pitch + _in_units(
+        starts[minor], matrix.minor_unit
+    )
     return at + batch_start, pitch
 
 
@@ -77,41 +79,41 @@ def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     matrix = fractals.matrix_of(
         fractals.product_of(tiles.state, stage), fractals.role_of(tiles.state, stage)
     )
-    source = tiles.place(stage.sources[0])
+    source = tiles.tile_of(stage.sources[0])
     area = matrix.area
-    (at, pitch) = _fractal(matrix, source, ranges)
-    (columns, rows) = _sizes(matrix, ranges)
+    start, pitch = _fractal(matrix, source, ranges)
+    columns, rows = _sizes(matrix, ranges)
     # The fractals of one column lie behind each other: one burst brings `rows` of them.
-    region = source.memory.region(at * area, (columns, rows * area), (pitch * area, 1))
-    tiles.builder.copy(tiles.held[stage.name].memory.region(0, region.sizes), region)
+    region = source.memory.region(start * area, (columns, rows * area), (pitch * area, 1))
+    tiles.builder.copy(tiles.open_tiles[stage.name].memory.region(0, region.sizes), region)
 
 
 def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """Write the copy L1 -> L0A or L0B: one load2d per row or column of fractals."""
     role = fractals.role_of(tiles.state, stage)
     matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), role)
-    held = tiles.held[stage.sources[0]]
+    tile_in_l1 = tiles.open_tiles[stage.sources[0]]
     area = matrix.area
-    (start, pitch) = _fractal(matrix, held, ranges)
-    (depth, rows) = _sizes(matrix, ranges)
-    k = tiles.builder
+    start, pitch = _fractal(matrix, tile_in_l1, ranges)
+    columns, rows = _sizes(matrix, ranges)
+    load2d = tiles.builder.load2d
     unit = tiles.unit
-    dst = tiles.held[stage.name].memory
-    src = held.memory
+    dst = tiles.open_tiles[stage.name].memory
+    src = tile_in_l1.memory
     if role == "B":
-        with unit.repeat(depth) as i:
-            to = dst.region(i * (rows * area), (rows, area))
-            k.load2d(to, src.region((start + i * pitch) * area, (rows, area)))
+        with unit.repeat(columns) as i:
+            target = dst.region(i * (rows * area), (rows, area))
+            load2d(target, src.region((start + i * pitch) * area, (rows, area)))
     # The shorter side is the loop: 4 x 16 fractals are 4 instructions of 16 fractals each.
-    elif depth <= rows:
-        with unit.repeat(depth) as i:
-            to = dst.region(i * area, (rows, area), (depth * area, 1))
-            k.load2d(to, src.region((start + i * pitch) * area, (rows, area)))
+    elif columns <= rows:
+        with unit.repeat(columns) as i:
+            target = dst.region(i * area, (rows, area), (columns * area, 1))
+            load2d(target, src.region((start + i * pitch) * area, (rows, area)))
     else:
         # a row of the tile: one fractal from each column, `pitch` fractals apart
         with unit.repeat(rows) as i:
-            to = dst.region(i * (depth * area), (depth, area))
-            k.load2d(to, src.region((start + i) * area, (depth, area), (pitch * area, 1)))
+            target = dst.region(i * (columns * area), (columns, area))
+            load2d(target, src.region((start + i) * area, (columns, area), (pitch * area, 1)))
 
 
 def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine]) -> None:
@@ -127,16 +129,16 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
             raise ScheduleError(needed, got, f'cache_read it to "L1", then to "{scope}"')
     c0 = isa.c0_of(stage.reads[0].dtype)
     matrix = fractals.matrix_of(stage, "C")
-    sums_tile = tiles.held[stage.name]
+    sums_tile = tiles.open_tiles[stage.name]
     ranges = [box[a.name] for a in stage.axes]
-    (at, top) = _fractal(matrix, sums_tile, ranges)
-    (n, m) = _sizes(matrix, ranges)
+    start, pitch = _fractal(matrix, sums_tile, ranges)
+    n, m = _sizes(matrix, ranges)
     k = box["k"].count // c0
-    a, b = (tiles.held[r.source].memory for r in stage.reads)
+    a, b = (tiles.open_tiles[r.source].memory for r in stage.reads)
     # C lies in L0C as columns of fractals: n outermost, then m, then 16 x 16 numbers.
-    steps = (top * AREA_C, AREA_C, isa.FRACTAL, 1)
+    steps = (pitch * AREA_C, AREA_C, isa.FRACTAL, 1)
     tiles.builder.mmad(
-        sums_tile.memory.region(at * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
+        sums_tile.memory.region(start * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
         a.region(0, (m, k, isa.FRACTAL, c0)),
         b.region(0, (k, n, isa.FRACTAL, c0)),
         # The sum of the loop indices is 0 only in the first step of all of them.
@@ -147,31 +149,30 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
 def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """Write the copy L0C -> UB, L0C -> GM (by the fix pipe) or UB -> GM, by columns of fractals."""
     read = fractals.plain_read(stage.expr)
-    k = tiles.builder
     assert read is not None
     matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), "C")
-    held = tiles.held[read.source]
-    (columns, rows) = _sizes(matrix, ranges)
-    at, pitch = _fractal(matrix, held, ranges)
-    box = (columns, rows * AREA_C)
-    source = held.memory.region(at * AREA_C, box, (pitch * AREA_C, 1))
+    source_tile = tiles.open_tiles[read.source]
+    columns, rows = _sizes(matrix, ranges)
+    sizes = (columns, rows * AREA_C)
+    start, pitch = _fractal(matrix, source_tile, ranges)
+    source = source_tile.memory.region(start * AREA_C, sizes, (pitch * AREA_C, 1))
     if stage.scope == "UB":
-        out = emit_vector.View(tiles.held[stage.name].memory, stage.dtype, 0, (1,))
-        k.copy(out.memory.region(0, box), source, relu=fractals.has_relu(stage.expr))
+        target = tiles.open_tiles[stage.name].memory.region(0, sizes)
+        tiles.builder.copy(target, source, relu=fractals.has_relu(stage.expr))
         return
-    tensor = tiles.place(stage.name)
-    place, height = _fractal(matrix, tensor, ranges)
-    target = tensor.memory.region(place * AREA_C, box, (height * AREA_C, 1))
+    tensor = tiles.tile_of(stage.name)
+    start_in_gm, pitch_in_gm = _fractal(matrix, tensor, ranges)
+    target = tensor.memory.region(start_in_gm * AREA_C, sizes, (pitch_in_gm * AREA_C, 1))
     # Chips with a fix pipe write sums from L0C to GM themselves; others go through UB.
     if tiles.state.find(read.source).scope == "L0C":
-        k.fixpipe(target, source, relu=fractals.has_relu(stage.expr))
+        tiles.builder.fixpipe(target, source, relu=fractals.has_relu(stage.expr))
     else:
-        k.copy(target, source)
+        tiles.builder.copy(target, source)
 
 
 # -- kernels written by hand -----------------------------------------------------------------------
 Attrs = Mapping[str, Any]
-Made = list[tuple[isa.Launch, dict[str, str]]]
+NamedLaunches = list[tuple[isa.Launch, dict[str, str]]]
 """Launches, each with the names its tensors get in the program; y is the stage's own."""
 
 
@@ -186,63 +187,75 @@ def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[isa.Launch, ...
     return tuple(isa.renamed(launch, {"y": stage.name} | names) for launch, names in launches)
 
 
-def _transpose(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+def _transpose(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> NamedLaunches:
     launch = transpose.transpose_launch(chip, stage.shapes[0], attrs["perm"], stage.dtype)
     return [(launch, {"x": stage.sources[0]})]
 
 
-def _concat(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+def _concat(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> NamedLaunches:
     launch = kernels.concat_launch(chip, stage.shapes, attrs["axis"], stage.dtype, name=stage.name)
     return [(launch, {f"x{n}": name for n, name in enumerate(stage.sources)})]
 
 
-def _pad(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+def _pad(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> NamedLaunches:
     shape = stage.shapes[0]
     value = attrs["value"]
     launch = kernels.pad_launch(chip, shape, attrs["widths"], stage.dtype, value=value)
     return [(replace(launch, name=stage.name), {"x": stage.sources[0]})]
 
 
-def _gather(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
-    (table, index) = stage.sources
-    (whole, picked) = stage.shapes
+def _gather(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> NamedLaunches:
+    table, index = stage.sources
+    table_shape, index_shape = stage.shapes
     if attrs["axis"] != 0:
         raise ScheduleError("gather along axis 0", str(attrs["axis"]), "transpose first")
-    columns = math.prod(whole[1:])
-    picks = math.prod(picked)
-    from_end = attrs["from_end"]
-    launch = kernels.gather_launch(chip, whole[0], columns, picks, stage.dtype, from_end=from_end)
+    columns = math.prod(table_shape[1:])
+    index_count = math.prod(index_shape)
+    table_sizes = table_shape[0], columns, index_count, stage.dtype
+    launch = kernels.gather_launch(chip, *table_sizes, from_end=attrs["from_end"])
     return [(launch, {"x": table, "index": index})]
 
 
-def _scatter(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+def _scatter(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> NamedLaunches:
     start, index, updates = stage.sources
     rows = stage.shape[0]
     columns = math.prod(stage.shape[1:])
-    picks = math.prod(stage.shapes[1])
+    index_count = math.prod(stage.shapes[1])
     mode = attrs["mode"]
     copy = layout.copy_launch(chip, stage.dtype, (rows * columns,), (1,), (1,), name="copy")
-    table = rows, columns, picks, stage.dtype
-    launch = kernels.scatter_launch(chip, *table, mode=mode, method="auto")
+    table_sizes = rows, columns, index_count, stage.dtype
+    launch = kernels.scatter_launch(chip, *table_sizes, mode=mode, method="auto")
     return [(copy, {"x": start}), (launch, {"u": updates, "index": index})]
 
 
-def _convert(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+def _convert(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> NamedLaunches:
     flat = layout.address_map("ND", stage.shape, stage.dtype)
     stored = fractals.matrix_map(stage.shape, attrs["matrix"], stage.dtype)
     maps = (flat, stored) if stage.kind == "to_fractal" else (stored, flat)
     return [(layout.maps_launch(*maps, chip, stage.name), {"x": stage.sources[0]})]
 
 
-def _conv2d(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+def _conv2d(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> NamedLaunches:
     """Convert image and weights to the cube's layouts, convolve, convert the result to NCHW."""
     if attrs["groups"] != 1:
         needed = "conv2d of one group"
         raise ScheduleError(needed, str(attrs["groups"]), 'use ops.compile("conv2d")')
     x, weight = (state.find(name) for name in stage.sources)
     (n, c, h, w), (k, _, r, s) = stage.shapes
-    steps = (attrs["stride"], attrs["pad"])
-    shape = ConvShape(n, c, h, w, k, r, s, *steps, x.dtype, stage.dtype, attrs["dilation"])
+    shape = ConvShape(
+        n=n,
+        c=c,
+        h=h,
+        w=w,
+        k=k,
+        r=r,
+        s=s,
+        stride=attrs["stride"],
+        pad=attrs["pad"],
+        dtype=x.dtype,
+        out_dtype=stage.dtype,
+        dilation=attrs["dilation"],
+    )
     flat = layout.address_map("ND", (n, k, math.prod(shape.out_hw)), stage.dtype)
     columns = fractals.matrix_map(
         flat.shape, fractals.Matrix(1, 2, isa.FRACTAL, isa.FRACTAL, (0,)), stage.dtype
@@ -258,7 +271,7 @@ def _conv2d(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     ]
 
 
-_MAKERS: Mapping[str, Callable[[State, Fixed, Attrs, Chip], Made]] = {
+_MAKERS: Mapping[str, Callable[[State, Fixed, Attrs, Chip], NamedLaunches]] = {
     "transpose": _transpose,
     "concat": _concat,
     "pad": _pad,

@@ -18,7 +18,7 @@ from ascend_lab.operators.dsl.emit_folds import (
     blocks_to_elements,
     fold_box,
     fold_lanes,
-    start_of,
+    neutral_number,
 )
 from ascend_lab.operators.dsl.emit_vector import Op, Unit, View, apply
 from ascend_lab.operators.dsl.stages import Stage
@@ -56,7 +56,7 @@ def compute_tile(unit: Unit, work: TileWork) -> bool:
     out = work.out
     views = work.views
     if not stage.fold:
-        filled = filled_up(sizes, stage.align, (out, *views.values()))
+        filled = whole_row_sizes(sizes, stage.align, (out, *views.values()))
         evaluate(unit, stage.expr, out, views, filled or sizes)
         return filled is not None
     if isinstance(stage.expr, Read):
@@ -65,7 +65,7 @@ def compute_tile(unit: Unit, work: TileWork) -> bool:
         _fold_pieces(unit, work)
         return False
     else:
-        filled = filled_up(sizes, stage.align, tuple(views.values()))
+        filled = whole_row_sizes(sizes, stage.align, tuple(views.values()))
         source = _scratch(unit, stage.expr.dtype, filled or sizes, views)
         evaluate(unit, stage.expr, source, views, filled or sizes)
         source = replace(source, row=sizes[row_of(sizes)] if filled else 0)
@@ -83,54 +83,74 @@ def _fold_pieces(unit: Unit, work: TileWork) -> None:
     """Emit out = fold of a formula on one row, where every block of a piece becomes one element.
 
     A row of 4,096 numbers in fp16, in pieces of 512: each piece leaves 32 numbers, one per block,
-    in `lines`; 8 pieces leave 256 numbers, which are folded at the end.
+    in `block_results`; 8 pieces leave 256 numbers, which are folded at the end.
     """
-    stage = work.stage
-    sizes = work.sizes
-    out = work.out
-    views = work.views
-    dtype = stage.expr.dtype
-    lanes = sizes[-1]
-    axis = len(sizes) - 1
-    block = c0_of(stage.expr.dtype)
+    dtype = work.stage.expr.dtype
+    block = c0_of(dtype)
+    lanes = work.sizes[-1]
     width = work.piece_bytes // DTYPE_BYTES[dtype]
-    blocks_per_piece = work.piece_bytes // BLOCK_BYTES
-    count = -(-lanes // block)
-    # 1,040 numbers in fp16 are 65 blocks; `lines` has 80 places, 5 whole blocks.
-    kept = -(-count // block) * block
-    lines, piece = (View(unit.take(dtype, n), dtype, 0, (1,)) for n in (kept, width))
-    if kept > count:
-        # Pieces do not fill the last block of `lines`: it is initialised with neutral numbers.
-        neutral = Op("vdup", start_of(stage.fold, dtype))
-        apply(unit, neutral, lines.moved(0, kept - block), (), [block])
-
-    def emit(number: Affine | int, elements: int) -> None:
-        moved = {r: v.moved(axis, number * width) for r, v in views.items()}
-        operands = [v for v in views.values() if v.strides[axis]]
-        may_fill = elements < width and all(v.row == lanes for v in operands)
-        unit_size = stage.align if may_fill else 1
-        filled = [*sizes[:-1], -(-elements // unit_size) * unit_size]
-        evaluate(unit, stage.expr, piece.stepping((*(0,) * axis, 1)), moved, filled)
-        source = replace(piece, row=elements if may_fill else 0)
-        target = lines.moved(0, number * blocks_per_piece)
-        blocks_to_elements(unit, stage.fold, LaneFold(target, source, [], elements))
-
-    if lanes >= width:
-        with unit.repeat(lanes // width) as number:
-            emit(number, width)
-    if lanes % width:
-        emit(lanes // width, lanes % width)
+    block_count = -(-lanes // block)
+    # 1,040 numbers in fp16 are 65 blocks; `block_results` has 80 places, 5 whole blocks.
+    places = -(-block_count // block) * block
+    block_results = View(unit.take(dtype, places), dtype, 0, (1,))
+    piece = View(unit.take(dtype, width), dtype, 0, (1,))
+    if places > block_count:
+        # Pieces do not fill the last block of results: it is initialised with neutral numbers.
+        neutral = Op("vdup", neutral_number(work.stage.fold, dtype))
+        apply(unit, neutral, block_results.moved(0, places - block), (), [block])
+    full_pieces, tail = divmod(lanes, width)
+    if full_pieces:
+        with unit.repeat(full_pieces) as number:
+            _fold_piece(unit, work, piece, block_results, number, width)
+    if tail:
+        _fold_piece(unit, work, piece, block_results, full_pieces, tail)
     unit.give(piece.memory)
-    partial = View(unit.take(dtype, block), dtype, 0, (0,) * axis) if work.add else out
-    total = partial.stepping(())
-    fold_lanes(unit, stage.fold, LaneFold(total, lines, [], kept))
+    _fold_block_results(unit, work, block_results, places)
+    unit.give(block_results.memory)
+
+
+def _fold_piece(
+    unit: Unit,
+    work: TileWork,
+    piece: View,
+    block_results: View,
+    number: Affine | int,
+    elements: int,
+) -> None:
+    """Emit the formula on piece `number` of a row, and the fold of each of its blocks."""
+    stage = work.stage
+    lane_axis = len(work.sizes) - 1
+    width = work.piece_bytes // DTYPE_BYTES[stage.expr.dtype]
+    moved_views = {r: v.moved(lane_axis, number * width) for r, v in work.views.items()}
+    operands = [v for v in work.views.values() if v.strides[lane_axis]]
+    may_fill = elements < width and all(v.row == work.sizes[-1] for v in operands)
+    unit_size = stage.align if may_fill else 1
+    computed_sizes = [*work.sizes[:-1], -(-elements // unit_size) * unit_size]
+    out = piece.stepping((*(0,) * lane_axis, 1))
+    evaluate(unit, stage.expr, out, moved_views, computed_sizes)
+    source = replace(piece, row=elements if may_fill else 0)
+    blocks_per_piece = work.piece_bytes // BLOCK_BYTES
+    target = block_results.moved(0, number * blocks_per_piece)
+    blocks_to_elements(unit, stage.fold, LaneFold(target, source, [], elements))
+
+
+def _fold_block_results(unit: Unit, work: TileWork, block_results: View, places: int) -> None:
+    """Emit the fold of the results of all blocks into `out`, with its contents if `work.add`."""
+    fold = work.stage.fold
+    dtype = work.stage.expr.dtype
+    data_axes = len(work.sizes) - 1
+    result = work.out
     if work.add:
-        apply(unit, Op(COMBINE[stage.fold]), out.stepping(()), (out.stepping(()), total), [])
-        unit.give(partial.memory)
-    unit.give(lines.memory)
+        result = View(unit.take(dtype, c0_of(dtype)), dtype, 0, (0,) * data_axes)
+    total = result.stepping(())
+    fold_lanes(unit, fold, LaneFold(total, block_results, [], places))
+    if work.add:
+        out = work.out.stepping(())
+        apply(unit, Op(COMBINE[fold]), out, (out, total), [])
+        unit.give(result.memory)
 
 
-def filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | None:
+def whole_row_sizes(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | None:
     """Return the sizes with rows rounded up to blocks; None if an operand has no padding there."""
     row = row_of(sizes)
     filled = -(-sizes[row] // block) * block
@@ -147,7 +167,7 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
         apply(unit, Op("vcopy"), out, (views[expr],), sizes)
         return
     assert isinstance(expr, Call)
-    spare = [out]
+    free_places = [out]
     values: dict[Expr, View] = dict(views.items())
     # Depth first: the scratch of one operand is free again before the next operand is computed.
     for arg in dict.fromkeys(expr.args):
@@ -157,11 +177,11 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
         # exp(s[i]) of a box (i, j) is computed once for each i, and repeated along j.
         arg_sizes = [n if any(s[d] for s in used) else 1 for d, n in enumerate(sizes)]
         # The first operand of the result's format and size is computed where the result will lie.
-        in_place = bool(spare) and arg.dtype == out.dtype and arg_sizes == list(sizes)
-        place = spare.pop() if in_place else _scratch(unit, arg.dtype, arg_sizes, views)
+        in_place = bool(free_places) and arg.dtype == out.dtype and arg_sizes == list(sizes)
+        place = free_places.pop() if in_place else _scratch(unit, arg.dtype, arg_sizes, views)
         evaluate(unit, arg, place, views, arg_sizes)
         repeats = zip(arg_sizes, sizes, place.strides, strict=True)
-        steps = tuple(0 if mine < whole else step for mine, whole, step in repeats)
+        steps = tuple(0 if n < box_size else step for n, box_size, step in repeats)
         values[arg] = place if in_place else place.stepping(steps)
     apply(unit, Op(expr.op, expr.number, expr.mode), out, [values[a] for a in expr.args], sizes)
     for arg, place in values.items():
@@ -173,14 +193,16 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
 def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Views) -> View:
     """Return a scratch tile for a box, with its axes in the same order as the operands' axes."""
     # The axis that is contiguous in an operand is contiguous in scratch, or lanes would not match.
-    lanes = [a for a in range(len(sizes)) if any(v.strides[a] == 1 for v in views.values())]
-    lane = max(lanes, key=lambda a: (sizes[a] > 1, a)) if lanes else len(sizes) - 1
+    contiguous = [a for a in range(len(sizes)) if any(v.strides[a] == 1 for v in views.values())]
+    lane = len(sizes) - 1
+    if contiguous:
+        lane = max(contiguous, key=lambda a: (sizes[a] > 1, a))
     steps = [max((v.strides[a] for v in views.values()), default=0) for a in range(len(sizes))]
     outer = sorted((a for a in range(len(sizes)) if a != lane), key=lambda a: -steps[a])
     block = c0_of(dtype)
-    single = math.prod(sizes[a] for a in outer) == 1
+    is_single_row = math.prod(sizes[a] for a in outer) == 1
     # Rows of 100 numbers in fp16 lie 112 apart, so that each begins on a block.
-    step = sizes[lane] if single else -(-sizes[lane] // block) * block
+    step = sizes[lane] if is_single_row else -(-sizes[lane] // block) * block
     strides = [1] * len(sizes)
     for axis in reversed(outer):
         strides[axis] = step

@@ -1,7 +1,9 @@
 """Write a vector operation on a whole box as instructions of at most 255 repeats.
 
-`apply` takes a box of any rank. A `View` is an operand: a memory and its stride along every axis of
-the box. A `Unit` manages the scratch tiles and loops of a kernel while it is written.
+`apply` takes a box (a multidimensional range of elements) of any rank: y = x + 1 on 64 rows of 100
+numbers in fp16 is one `vadds` of 50 repeats of 128 numbers if the rows are contiguous. A `View` is
+an operand: a memory and its stride along every axis of the box. A `Unit` manages the scratch tiles
+and loops of a kernel while it is written.
 """
 
 import math
@@ -106,18 +108,24 @@ def block_steps(
     A row is the innermost axis with more than one element; a single row is not rounded up unless
     `always`.
     """
-    long = [d for d, n in enumerate(sizes) if n > 1]
-    row = long[-1] if long else len(sizes) - 1
-    rows = math.prod(sizes[:row])
+    row_axis = max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
+    row_count = math.prod(sizes[:row_axis])
     # (8, 100) in blocks of 16: rows at multiples of 112, 896 elements; (1, 100) takes 100.
-    pitch = sizes[row] if rows == 1 and not always else -(-sizes[row] // unit) * unit
-    outer = (s * pitch for s in row_major(sizes[:row]))
-    return (*outer, *((1,) * (len(sizes) - row))), rows * pitch
+    pitch = sizes[row_axis]
+    if row_count > 1 or always:
+        pitch = -(-pitch // unit) * unit
+    outer_steps = (step * pitch for step in row_major(sizes[:row_axis]))
+    inner_steps = (1,) * (len(sizes) - row_axis)
+    return (*outer_steps, *inner_steps), row_count * pitch
 
 
 @dataclass(slots=True)
 class Unit:
-    """The vector unit while a kernel is written: its builder, scratch tiles, names of loops."""
+    """The vector unit while a kernel is written: its builder, scratch tiles, names of loops.
+
+    `free` are the scratch tiles that nothing uses now. `views` are the tiles of each address by
+    number format. `loops` and `buffers` count those made so far, for their names.
+    """
 
     builder: KernelBuilder
     free: list[Buffer] = field(default_factory=list)
@@ -184,7 +192,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A vector instruction without its operands."""
+    """A vector instruction without its operands.
+
+    `number` is its scalar operand, `mode` the comparison of vcmp or the rounding of vconv.
+    """
 
     name: str
     number: float | None = None
@@ -195,35 +206,40 @@ def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[i
     """Emit dst[box] = op(srcs[box]) for a box of `sizes`; steps of 0 repeat an operand."""
     dims = _lanes_last(coalesce(sizes, (dst, *srcs)))
     views = with_dims((dst, *srcs), dims)
-    block_views = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
-    expanded = block_views
+    dst_view, *src_views = views
+    lane_views = [dst_view, *(_with_lanes(unit, v, dims) for v in src_views)]
+    merged_views = lane_views
     box = [size for size, _ in dims]
-    if box[-1] > 1 and not any(v.blocks for v in block_views):  # more axes may be mergeable now
-        dims = coalesce(box, block_views)
-        expanded = with_dims(block_views, dims)
-        box = [size for size, _ in dims]
-    factor = rows_side_by_side(expanded, box, unit.builder.chip.vector_bytes_per_repeat)
+    if box[-1] > 1 and not any(v.blocks for v in lane_views):  # more axes may be mergeable now
+        merged_dims = coalesce(box, lane_views)
+        merged_views = with_dims(lane_views, merged_dims)
+        box = [size for size, _ in merged_dims]
+    factor = rows_side_by_side(merged_views, box, unit.builder.chip.vector_bytes_per_repeat)
     if factor > 1:
-        _emit_side_by_side(unit, op, expanded, box, factor)
+        _emit_side_by_side(unit, op, merged_views, box, factor)
     else:
-        _emit(unit, op, expanded, box)
-    for view, expanded_view in zip(views, block_views, strict=True):
-        if expanded_view.memory is not view.memory:
-            unit.give(expanded_view.memory)
+        _emit(unit, op, merged_views, box)
+    for view, lane_view in zip(views, lane_views, strict=True):
+        if lane_view.memory is not view.memory:
+            unit.give(lane_view.memory)
 
 
 def _lanes_last(dims: Dims) -> Dims:
     """Put the axis along which the destination is contiguous last."""
     if not dims:
         return [(1, (0,) * 8)]
-    place = next((d for d, (_, steps) in enumerate(dims) if steps[0] == 1), None)
-    if place is None:
+    lane_axis = next((d for d, (_, steps) in enumerate(dims) if steps[0] == 1), None)
+    if lane_axis is None:
+        # no axis is contiguous: rows of one lane
         return [*dims, (1, (0,) * len(dims[0][1]))]
-    return [*dims[:place], *dims[place + 1 :], dims[place]]
+    return [*dims[:lane_axis], *dims[lane_axis + 1 :], dims[lane_axis]]
 
 
-def _expand(unit: Unit, view: View, dims: Dims) -> View:
-    """Turn an operand that repeats along the lanes into one 32-byte block per element."""
+def _with_lanes(unit: Unit, view: View, dims: Dims) -> View:
+    """Return an operand as an instruction reads it: along the lanes, or one block per element.
+
+    An operand that repeats along the lanes becomes one 32-byte block per element.
+    """
     size = dims[-1][0]
     step = view.strides[-1]
     if view.blocks:
@@ -240,19 +256,20 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
     sizes = [dims[d][0] for d in outer]
     c0 = c0_of(view.dtype)
     row_dim = len(dims) - 2
-    # rows of two blocks, behind each other in the destination and used again: one run, if whole
+    # Rows of two blocks that lie behind each other in the destination: if another axis repeats the
+    # operand, both blocks are filled, so that all rows together are one contiguous run.
     is_reused = size == 2 * c0 and row_dim in outer and len(outer) <= row_dim
     width = size if is_reused and dims[row_dim][1][0] == size else c0
     steps = [s * width for s in row_major(sizes)]
     tile = unit.take(view.dtype, math.prod(sizes) * width)
     for at in range(0, width, c0):
-        _spread(unit, View(tile, view.dtype, at, tuple(steps)), view.take(outer), sizes)
+        _fill_blocks(unit, View(tile, view.dtype, at, tuple(steps)), view.take(outer), sizes)
     pitch = dict(zip(outer, steps, strict=True))
     strides = *(pitch.get(d, 0) for d in range(row_dim + 1)), 1
     return View(tile, view.dtype, 0, strides, width == c0)
 
 
-def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
+def _fill_blocks(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
     """Fill a block of dst with each element of src; contiguous elements go together."""
     c0 = c0_of(src.dtype)
     dims = coalesce(sizes, (dst, src)) or [(1, (c0, 1))]
@@ -272,27 +289,26 @@ def _emit_side_by_side(
 ) -> None:
     """Emit with `factor` rows as one; operands that repeat are copied `factor` times in a row."""
     *outer, rows, lanes = sizes
-    wide = factor * lanes
+    joined_lanes = factor * lanes
     tiles = []
     operands = []
     for v in views:
         if v.strides[-2]:
-            operands.append(v.stepping((*v.strides[:-2], wide, 1)))
+            operands.append(v.stepping((*v.strides[:-2], joined_lanes, 1)))
             continue
         copy_sizes = [n if v.strides[d] else 1 for d, n in enumerate(outer)]
-        tiles.append(unit.take(v.dtype, math.prod(copy_sizes) * wide))
-        steps = tuple(s * wide for s in row_major(copy_sizes))
+        tiles.append(unit.take(v.dtype, math.prod(copy_sizes) * joined_lanes))
+        steps = tuple(s * joined_lanes for s in row_major(copy_sizes))
         copy = View(tiles[-1], v.dtype, 0, (*steps, lanes, 1))
         _emit(unit, Op("vcopy"), [copy, v], [*copy_sizes, factor, lanes])
-        steps = tuple(s if v.strides[d] else 0 for d, s in enumerate(steps))
-        operands.append(copy.stepping((*steps, 0, 1)))
+        outer_steps = tuple(s if v.strides[d] else 0 for d, s in enumerate(steps))
+        operands.append(copy.stepping((*outer_steps, 0, 1)))
     groups, rows_left = divmod(rows, factor)
-    _emit(unit, op, operands, [*outer, groups, wide])
+    _emit(unit, op, operands, [*outer, groups, joined_lanes])
     if rows_left:
-        ends = [v.moved(len(outer), groups) for v in operands]
-        _emit(
-            unit, op, [v.take([*range(len(outer)), -1]) for v in ends], [*outer, rows_left * lanes]
-        )
+        last_rows = [v.moved(len(outer), groups) for v in operands]
+        last_views = [v.take([*range(len(outer)), -1]) for v in last_rows]
+        _emit(unit, op, last_views, [*outer, rows_left * lanes])
     for tile in tiles:
         unit.give(tile)
 
@@ -305,19 +321,20 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
     chip = unit.builder.chip
     lanes = min(chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
     *outer, row_lanes = sizes
-    if not outer:
-        outer = [1]
-        views = [v.stepping((0, *v.strides)) for v in views]
+    if not outer:  # a single row
+        _emit(unit, op, [v.stepping((0, *v.strides)) for v in views], [1, row_lanes])
+        return
     # The longest outer axis is what an instruction may repeat over; the others are loops around it.
-    rows = max(range(len(outer)), key=lambda d: outer[d])
-    count = outer[rows]
-    around = [d for d in range(len(outer)) if d != rows]
+    row_axis = max(range(len(outer)), key=lambda d: outer[d])
+    count = outer[row_axis]
+    loop_axes = [d for d in range(len(outer)) if d != row_axis]
     blocks_per_repeat = chip.vector_bytes_per_repeat // BLOCK_BYTES
     c0 = max(c0_of(v.dtype) for v in views)
     full_repeats = row_lanes // lanes
-    tails = len(list(_tails(row_lanes % lanes, _block_of(views))))
+    tail_count = len(list(_tail_widths(row_lanes % lanes, _block_elements(views))))
     columns = -(-row_lanes // c0)
-    chunks = full_repeats + tails
+    chunks = full_repeats + tail_count
+    instructions_per_row = tail_count + (1 if full_repeats else 0)
 
     # Cycles = start-up cycles per instruction + slope cycles per repeat.
     def cycles(instructions: int, repeats: int) -> int:
@@ -329,36 +346,40 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
     # of lanes of all rows is 1 instruction of 64 repeats; block by block it is 7 instructions of 8
     # repeats.
     choices = [
-        (cycles(count * ((full_repeats > 0) + tails), count * chunks), _run),
-        (cycles(chunks, count * chunks), _rows),
+        (cycles(count * instructions_per_row, count * chunks), _emit_runs),
+        (cycles(chunks, count * chunks), _emit_rows),
     ]
-    if all(c0_of(v.dtype) == c0 and not v.strides[rows] % c0 for v in views):  # whole blocks apart
-        choices.append((cycles(columns, columns * -(-count // blocks_per_repeat)), _columns))
-    emit = min(choices, key=lambda w: w[0])[1]
-    views = [v.take([*around, rows, -1]) for v in views]
-    for inner in unit.over([outer[d] for d in around], views):
+    if all(c0_of(v.dtype) == c0 and not v.strides[row_axis] % c0 for v in views):
+        # Rows begin whole blocks apart: a repeat can take one block from each of several rows.
+        repeats = columns * -(-count // blocks_per_repeat)
+        choices.append((cycles(columns, repeats), _emit_columns))
+    emit = min(choices, key=lambda choice: choice[0])[1]
+    ordered_views = [v.take([*loop_axes, row_axis, -1]) for v in views]
+    for inner in unit.over([outer[d] for d in loop_axes], ordered_views):
         emit(unit, op, inner, count, row_lanes, lanes)
 
 
-def _run(unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int) -> None:
+def _emit_runs(
+    unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int
+) -> None:
     """Emit contiguous runs, row after row: whole repeats, then the last lanes."""
     full_repeats = row_lanes // lanes
-    block = _block_of(views)
+    block = _block_elements(views)
     for row in unit.over([count], views):
         for at, repeats in unit.parts(full_repeats, unit.builder.chip.max_repeat):
-            _vector(unit, op, [_strips(v, at * lanes, None, repeats, lanes) for v in row])
+            _emit_instruction(unit, op, [_region(v, at * lanes, None, repeats, lanes) for v in row])
         end = full_repeats * lanes
-        for width in _tails(row_lanes % lanes, block):
-            _vector(unit, op, [_strips(v, end, None, 1, width) for v in row])
+        for width in _tail_widths(row_lanes % lanes, block):
+            _emit_instruction(unit, op, [_region(v, end, None, 1, width) for v in row])
             end += width
 
 
-def _block_of(views: Sequence[View]) -> int:
+def _block_elements(views: Sequence[View]) -> int:
     """Return the elements of a block if an operand repeats blocks, else 1."""
     return max(c0_of(v.dtype) for v in views) if any(v.blocks for v in views) else 1
 
 
-def _tails(lanes_left: int, block: int) -> Iterator[int]:
+def _tail_widths(lanes_left: int, block: int) -> Iterator[int]:
     """Yield the lanes behind the last whole repeat; split at whole blocks of an operand."""
     if lanes_left > block and lanes_left % block:
         yield lanes_left - lanes_left % block
@@ -367,37 +388,42 @@ def _tails(lanes_left: int, block: int) -> Iterator[int]:
         yield lanes_left
 
 
-def _rows(
+def _emit_rows(
     unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int
 ) -> None:
     """Emit a block of rows: each instruction does one chunk of lanes in up to 255 rows."""
-    block = _block_of(views)
+    block = _block_elements(views)
     for at, rows_here in unit.parts(count, unit.builder.chip.max_repeat):
-        down = [v.moved(0, at) for v in views]
+        moved_views = [v.moved(0, at) for v in views]
         for begin, width in unit.parts(row_lanes - row_lanes % lanes, lanes):
-            _vector(unit, op, [_strips(v, begin, v.strides[0], rows_here, width) for v in down])
+            _emit_instruction(
+                unit, op, [_region(v, begin, v.strides[0], rows_here, width) for v in moved_views]
+            )
         end = row_lanes - row_lanes % lanes
-        for width in _tails(row_lanes % lanes, block):
-            _vector(unit, op, [_strips(v, end, v.strides[0], rows_here, width) for v in down])
+        for width in _tail_widths(row_lanes % lanes, block):
+            _emit_instruction(
+                unit, op, [_region(v, end, v.strides[0], rows_here, width) for v in moved_views]
+            )
             end += width
 
 
-def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes: int) -> Region:
-    """Return `repeats` times `lanes` elements from lane `at` on, `pitch` (none: `lanes`) apart.
+def _region(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes: int) -> Region:
+    """Return the region of `repeats` times `lanes` elements from lane `at` on.
 
-    An operand that repeats gives the same lanes, or the same block, each time.
+    The repeats begin `pitch` elements apart, or without it `lanes` elements. An operand that
+    repeats gives the same lanes, or the same block, each time.
     """
     step = 0 if view.blocks or not view.strides[-1] else 1
     offset = view.offset + at * step
     c0 = c0_of(view.dtype)
     # An operand that is one number for all lanes (step 0) stays where it is in every repeat.
-    pitch = lanes * step if pitch is None else pitch
+    repeat_step = lanes * step if pitch is None else pitch
     if view.blocks and lanes > c0:
-        return view.memory.region(offset, (repeats, lanes // c0, c0), (pitch, 0, 1))
-    return view.memory.region(offset, (repeats, lanes), (pitch, 1))
+        return view.memory.region(offset, (repeats, lanes // c0, c0), (repeat_step, 0, 1))
+    return view.memory.region(offset, (repeats, lanes), (repeat_step, 1))
 
 
-def _columns(
+def _emit_columns(
     unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int
 ) -> None:
     """Emit rows block by block: a repeat takes one block from each of 8 rows."""
@@ -415,7 +441,7 @@ def _columns(
             shape = (repeats, rows, width)
             strides = (step * rows, step, 1)
             regions.append(v.memory.region(first, shape, strides))
-        _vector(unit, op, regions)
+        _emit_instruction(unit, op, regions)
 
     for lane, width in unit.parts(row_lanes, c0):
         for at, repeats in unit.parts(row_groups, chip.max_repeat):
@@ -424,7 +450,7 @@ def _columns(
             emit(lane, width, row_groups * blocks_per_repeat, 1, rows_left)
 
 
-def _vector(unit: Unit, op: Op, regions: Sequence[Region]) -> None:
+def _emit_instruction(unit: Unit, op: Op, regions: Sequence[Region]) -> None:
     is_integer = regions[0].buffer.dtype[:3] in ("int", "uin")
     unit.builder.vector(
         op.name,

@@ -1,5 +1,8 @@
-"""Tensors from formulas: `te.compute`, what a formula may use on elements, and the published TBE
-operations on whole tensors that go element by element: vadd, vrelu, broadcast, ...
+"""Tensors from formulas on elements: `te.compute`, and the operations that go element by element.
+
+`te.compute((64, 100), lambda i, j: te.exp(a[i, j]) + b[j])` is a tensor of 64 x 100 numbers. The
+functions on elements (exp, maximum, te.sum, ...) are for such formulas. The others take and return
+whole tensors, under the published names of TBE: vadd, vrelu, broadcast, ...
 """
 
 import inspect
@@ -12,7 +15,7 @@ from ascend_lab.machine.isa import Affine, var
 from ascend_lab.operators.dsl import tensor
 from ascend_lab.operators.dsl.tensor import FLOATS, Call, Expr, Shape, Tensor, binary, unary
 
-F = TypeVar("F", bound=Callable[..., Any])
+Operation = TypeVar("Operation", bound=Callable[..., Any])
 AXES = "ijklmnpq"
 
 
@@ -127,7 +130,7 @@ def _check_bounds(body: tensor.Compute, label: str) -> None:
                 raise ShapeError(needed, f"{low}..{high}", "shrink the axis or pad the tensor")
 
 
-def _fold(kind: str) -> Callable[[Expr, tensor.Axis | Sequence[tensor.Axis]], Fold]:
+def _fold_function(kind: str) -> Callable[[Expr, tensor.Axis | Sequence[tensor.Axis]], Fold]:
     """Return the function te.sum, te.max, ... that folds an element over one or several axes."""
 
     def fold(expr: Expr, axis: tensor.Axis | Sequence[tensor.Axis]) -> Fold:
@@ -144,7 +147,7 @@ def _fold(kind: str) -> Callable[[Expr, tensor.Axis | Sequence[tensor.Axis]], Fo
     return fold
 
 
-fold_sum, fold_max, fold_min, fold_prod = map(_fold, ("sum", "max", "min", "prod"))
+fold_sum, fold_max, fold_min, fold_prod = map(_fold_function, ("sum", "max", "min", "prod"))
 
 
 def _element_function(op: str, result: str) -> Callable[[Expr], Call]:
@@ -181,7 +184,7 @@ def minimum(left: Expr, right: Expr | float) -> Call:
 
 
 # -- whole tensors, element by element -------------------------------------------------------------
-def _map(name: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
+def _elementwise(name: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
     """Return out[index] = formula(a[index], b[index], ...) for tensors of one shape."""
     example = tensors[0]
     for operand in tensors:
@@ -198,10 +201,10 @@ def _map(name: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> 
     return computed(example.shape, names, formula(*(t[index] for t in tensors)), "", name)
 
 
-def _named(name: str, doc: str) -> Callable[[F], F]:
+def _with_name(name: str, doc: str) -> Callable[[Operation], Operation]:
     """Return a decorator that gives an operation its published name and docstring."""
 
-    def rename(operation: F) -> F:
+    def rename(operation: Operation) -> Operation:
         operation.__name__ = name
         operation.__doc__ = doc
         return operation
@@ -209,79 +212,87 @@ def _named(name: str, doc: str) -> Callable[[F], F]:
     return rename
 
 
-def _check_whole(op: str, a: Tensor, whole_numbers: bool) -> None:
+def _check_whole_numbers(op: str, a: Tensor, whole_numbers: bool) -> None:
     if whole_numbers and a.dtype in FLOATS:
         raise TypeMismatchError(f"{op}: a whole-number format", a.dtype, "cast to int32")
 
 
-def _binary(
+def _binary_operation(
     op: str, description: str, whole_numbers: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    @_named(op, f"Return {op}(a, b) {description}.")
+    @_with_name(op, f"Return {op}(a, b) {description}.")
     def operation(a: Tensor, b: Tensor) -> Tensor:
-        _check_whole(op, a, whole_numbers)
-        return _map(op, (a, b), lambda x, y: binary(op, x, y))
+        _check_whole_numbers(op, a, whole_numbers)
+        return _elementwise(op, (a, b), lambda x, y: binary(op, x, y))
 
     return operation
 
 
-def _unary(op: str, name: str = "", whole_numbers: bool = False) -> Callable[[Tensor], Tensor]:
+def _unary_operation(
+    op: str, name: str = "", whole_numbers: bool = False
+) -> Callable[[Tensor], Tensor]:
     name = name or op
 
-    @_named(name, f"Return {name}(a) element by element.")
+    @_with_name(name, f"Return {name}(a) element by element.")
     def operation(a: Tensor) -> Tensor:
-        _check_whole(op, a, whole_numbers)
-        return _map(name, (a,), lambda x: unary(op, x))
+        _check_whole_numbers(op, a, whole_numbers)
+        return _elementwise(name, (a,), lambda x: unary(op, x))
 
     return operation
 
 
-def _scalar(op: str) -> Callable[[Tensor, float], Tensor]:
-    @_named(f"{op}s", f"Return {op}(a, number) element by element.")
+def _scalar_operation(op: str) -> Callable[[Tensor, float], Tensor]:
+    @_with_name(f"{op}s", f"Return {op}(a, number) element by element.")
     def operation(a: Tensor, number: float) -> Tensor:
-        return _map(f"{op}s", (a,), lambda x: binary(op, x, number))
+        return _elementwise(f"{op}s", (a,), lambda x: binary(op, x, number))
 
     return operation
 
 
-def _rounding(name: str, mode: str) -> Callable[[Tensor], Tensor]:
-    @_named(name, f"Return {name}(a) as int32.")
+def _rounding_operation(name: str, mode: str) -> Callable[[Tensor], Tensor]:
+    @_with_name(name, f"Return {name}(a) as int32.")
     def operation(a: Tensor) -> Tensor:
         if a.dtype not in FLOATS:
             raise TypeMismatchError(f"{name}: a float format", a.dtype, "it is whole already")
-        return _map(name, (a,), lambda x: unary("vconv", x, mode=mode, dtype="int32"))
+        return _elementwise(name, (a,), lambda x: unary("vconv", x, mode=mode, dtype="int32"))
 
     return operation
 
 
 vadd, vsub, vmul, vdiv, vmax, vmin = (
-    _binary(op, "element by element; equal shapes and formats")
+    _binary_operation(op, "element by element; equal shapes and formats")
     for op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin")
 )
-vand, vor = (_binary(op, "bit by bit; whole-number formats", True) for op in ("vand", "vor"))
-vadds, vmuls, vmaxs, vmins = map(_scalar, ("vadd", "vmul", "vmax", "vmin"))
-vabs, vexp, vsqrt, vrsqrt = map(_unary, ("vabs", "vexp", "vsqrt", "vrsqrt"))
-vrec, vrelu = map(_unary, ("vrec", "vrelu"))
-vlog = _unary("vln", "vlog")
-vnot = _unary("vnot", whole_numbers=True)
-floor = _rounding("floor", "floor")
-ceil = _rounding("ceil", "ceil")
-round = _rounding("round", "rint")  # noqa: A001 - the published name
+vand, vor = (
+    _binary_operation(op, "bit by bit; whole-number formats", True) for op in ("vand", "vor")
+)
+vadds, vmuls, vmaxs, vmins = map(_scalar_operation, ("vadd", "vmul", "vmax", "vmin"))
+vabs, vexp, vsqrt, vrsqrt = map(_unary_operation, ("vabs", "vexp", "vsqrt", "vrsqrt"))
+vrec, vrelu = map(_unary_operation, ("vrec", "vrelu"))
+vlog = _unary_operation("vln", "vlog")
+vnot = _unary_operation("vnot", whole_numbers=True)
+floor = _rounding_operation("floor", "floor")
+ceil = _rounding_operation("ceil", "ceil")
+round = _rounding_operation("round", "rint")  # noqa: A001 - the published name
 
 
 def vcmp(a: Tensor, b: Tensor, op: str) -> Tensor:
     """Return 1 where a op b holds, else 0, in a's format; op is gt, ge, lt, le, eq or ne."""
     if op not in ("gt", "ge", "lt", "le", "eq", "ne"):
         raise TypeMismatchError("vcmp: gt, ge, lt, le, eq or ne", repr(op), "choose one")
-    return _map("vcmp", (a, b), lambda x, y: replace(_of_one_format("vcmp", x, y), mode=op))
+    return _elementwise(
+        "vcmp", (a, b), lambda x, y: replace(_call_of_one_format("vcmp", x, y), mode=op)
+    )
 
 
 def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return a where the condition is not 0, else b; all three have one number format."""
-    return _map("vsel", (condition, a, b), lambda c, x, y: _of_one_format("vsel", c, x, y))
+    return _elementwise(
+        "vsel", (condition, a, b), lambda c, x, y: _call_of_one_format("vsel", c, x, y)
+    )
 
 
-def _of_one_format(op: str, *args: Expr) -> Call:
+def _call_of_one_format(op: str, *args: Expr) -> Call:
     """Return op(args); raise `TypeMismatchError` unless all operands have one number format."""
     formats = [arg.dtype for arg in args]
     if len(set(formats)) > 1:
@@ -294,7 +305,7 @@ def cast_to(a: Tensor, dtype: str) -> Tensor:
     target = tensor.dtype_of(dtype)
     if target == a.dtype:
         return a
-    return _map("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))
+    return _elementwise("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))
 
 
 def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:

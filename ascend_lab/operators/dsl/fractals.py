@@ -1,5 +1,6 @@
 """Matrix products in schedules: which operand a stage holds, its fractal layout, and conversions.
 
+A fractal is a block of 16 x 16 numbers in fp16, so that a matrix of 100 x 60 takes 7 x 4 of them.
 Inputs that only the cube reads, and outputs that only the cube writes, are kept in fractals by the
 caller (`run` packs and unpacks them). A tensor that other stages use as well is row-major, and a
 separate phase converts it.
@@ -42,8 +43,8 @@ def role_of(state: State, stage: Stage) -> str:
     if stage.scope in ("L0A", "L0B"):
         return stage.scope[-1]
     if stage.scope == "L1":
-        below = state.readers(stage.name)
-        return role_of(state, below[0]) if below and isinstance(below[0], Stage) else ""
+        readers = state.readers(stage.name)
+        return role_of(state, readers[0]) if readers and isinstance(readers[0], Stage) else ""
     if not stage.is_copy and plain_read(stage.expr) is None:
         return ""
     source = state.find(stage.sources[0])
@@ -69,9 +70,9 @@ def product_of(state: State, stage: Stage) -> Stage:
     if stage.is_cube:
         return stage
     if stage.scope in CUBE_SCOPES:
-        below = state.readers(stage.name)[0]
-        assert isinstance(below, Stage)
-        return product_of(state, below)
+        reader = state.readers(stage.name)[0]
+        assert isinstance(reader, Stage)
+        return product_of(state, reader)
     return product_of(state, state.stage(stage.sources[0]))
 
 
@@ -148,13 +149,20 @@ def _operand(state: State, cube: str, source: str, role: str) -> State:
             return state
     # The result of one product may be the operand of the next as it lies: fractals of 16 x 16
     # numbers.
-    narrow = isinstance(entry, Stage) and entry.is_cube and entry.dtype != "int32"
-    if narrow and matrix_of(state.stage(source), "C") == matrix:
+    is_float_product = isinstance(entry, Stage) and entry.is_cube and entry.dtype != "int32"
+    if is_float_product and matrix_of(state.stage(source), "C") == matrix:
         return state
     name = state.new_name(f"{source}_fractal")
     shape = entry.shape
-    attrs = (("matrix", matrix),)
-    to_fractals = Fixed(name, entry.dtype, shape, "to_fractal", (source,), (shape,), attrs)
+    to_fractals = Fixed(
+        name,
+        entry.dtype,
+        shape,
+        kind="to_fractal",
+        sources=(source,),
+        shapes=(shape,),
+        attrs=(("matrix", matrix),),
+    )
     return state.put(redirect(stage, source, name)).insert(to_fractals, before=cube)
 
 
@@ -174,10 +182,15 @@ def _result(state: State, stage: Stage) -> State:
         return state
     name = state.new_name(f"{stage.name}_nd")
     shape = stage.logical or stage.shape
-    attrs = (("matrix", matrix),)
-    source = (stage.name,)
-    sizes = (stage.shape,)
-    from_fractals = Fixed(name, stage.dtype, shape, "from_fractal", source, sizes, attrs)
+    from_fractals = Fixed(
+        name,
+        stage.dtype,
+        shape,
+        kind="from_fractal",
+        sources=(stage.name,),
+        shapes=(stage.shape,),
+        attrs=(("matrix", matrix),),
+    )
     state = state.insert(from_fractals, before=plain_readers[0].name)
     for reader in plain_readers:
         if isinstance(reader, Stage):

@@ -1,4 +1,7 @@
-"""TBE operations on whole tensors that move, reduce or multiply: reshape, reduce_sum, matmul."""
+"""TBE operations on whole tensors that move, reduce or multiply: reshape, reduce_sum, matmul.
+
+For example, `reduce_sum(a, 0)` of a tensor (64, 100) describes the tensor (100,) of column sums.
+"""
 
 import math
 from collections.abc import Sequence
@@ -94,17 +97,18 @@ def slice(  # noqa: A001 - the published name
         raise ShapeError(needed, got, "give one number per axis")
     starts = []
     sizes = []
-    for b, e, s, n in zip(begin, end, steps, a.shape, strict=True):
-        low = b + n if b < 0 else b
-        high = e + n if e < 0 else min(e, n)
-        if not 0 <= low < high <= n:
-            needed = f"slice: 0 <= begin < end <= {n}"
-            raise ShapeError(needed, f"{b}, {e}", "check the bounds of this axis")
+    for first, stop, stride, size in zip(begin, end, steps, a.shape, strict=True):
+        low = first + size if first < 0 else first
+        high = stop + size if stop < 0 else min(stop, size)
+        if not 0 <= low < high <= size:
+            needed = f"slice: 0 <= begin < end <= {size}"
+            raise ShapeError(needed, f"{first}, {stop}", "check the bounds of this axis")
         starts.append(low)
         # Every second of 2..9: (9 - 2) / 2 rounded up, 4 elements.
-        sizes.append(-(-(high - low) // s))
+        sizes.append(-(-(high - low) // stride))
     names = axis_names(rank)
-    index = tuple(var(n) * s + b for n, s, b in zip(names, steps, starts, strict=True))
+    axes = zip(names, steps, starts, strict=True)
+    index = tuple(var(name) * stride + start for name, stride, start in axes)
     return copied(a[index], tuple(sizes), names, "slice")
 
 
@@ -192,16 +196,16 @@ def normal_axes(axis: int | Sequence[int], rank: int, what: str) -> tuple[int, .
     return tuple(sorted(out))
 
 
-WIDE = {"fp16": "fp32", "bf16": "fp32", "int8": "int32", "uint8": "int32"}
-"""The format sums and products of narrow numbers are taken in."""
+FOLD_FORMATS = {"fp16": "fp32", "bf16": "fp32", "int8": "int32", "uint8": "int32"}
+"""For narrow formats, the format in which a fold adds or multiplies."""
 
 
 def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> Tensor:
     hint = f"reduce_{fold}"
     axes = normal_axes(axis, len(a.shape), hint)
     # 4,096 ones in fp16: above 2,048 adding 1 changes nothing. In fp32 the sum is exact.
-    wide = WIDE.get(a.dtype) if fold in ("sum", "prod") else None
-    source = cast_to(a, wide) if wide else a
+    fold_format = FOLD_FORMATS.get(a.dtype) if fold in ("sum", "prod") else None
+    source = cast_to(a, fold_format) if fold_format else a
     names = axis_names(len(a.shape))
     folded = tuple(Axis(f"r{names[n]}", a.shape[n], True) for n in axes)
     index = tuple(var(f"r{name}" if n in axes else name) for n, name in enumerate(names))
@@ -210,11 +214,12 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     # The sum of a whole vector is a tensor of one element: it keeps one axis, of size 1.
     kept_names = [names[n] for n in kept] or [names[0]]
     sizes = tuple(a.shape[n] for n in kept) or (1,)
-    out = computed(sizes, kept_names, value, "", hint)
-    out = cast_to(out, a.dtype) if wide else out
+    result = computed(sizes, kept_names, value, "", hint)
+    if fold_format:
+        result = cast_to(result, a.dtype)
     if not keepdims:
-        return out
-    return reshape(out, tuple(1 if n in axes else size for n, size in enumerate(a.shape)))
+        return result
+    return reshape(result, tuple(1 if n in axes else size for n, size in enumerate(a.shape)))
 
 
 def reduce_sum(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> Tensor:
@@ -238,18 +243,18 @@ def reduce_prod(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) ->
 
 
 # -- the cube: matmul, conv2d; and pooling, which shares their windows ----------------------------
-SUMS = {"fp16": "fp32", "bf16": "fp32", "fp32": "fp32", "int8": "int32"}
+CUBE_SUM_FORMATS = {"fp16": "fp32", "bf16": "fp32", "fp32": "fp32", "int8": "int32"}
 """Format the cube adds in, per operand format."""
 
 
 def _out_dtype(operation: str, a: Tensor, b: Tensor, out_dtype: str | None) -> str:
-    if a.dtype != b.dtype or a.dtype not in SUMS:
-        needed = f"{operation}: operands of one cube format ({', '.join(SUMS)})"
+    if a.dtype != b.dtype or a.dtype not in CUBE_SUM_FORMATS:
+        needed = f"{operation}: operands of one cube format ({', '.join(CUBE_SUM_FORMATS)})"
         raise TypeMismatchError(needed, f"{a.dtype} and {b.dtype}", "cast them")
     # Sums of bytes do not fit into bytes: without a scale they stay int32.
     out = out_dtype or (a.dtype if a.dtype != "int8" else "int32")
-    if out not in (SUMS[a.dtype], a.dtype if a.dtype != "int8" else "fp16"):
-        needed = f"{operation}: a result in {SUMS[a.dtype]} or {a.dtype}"
+    if out not in (CUBE_SUM_FORMATS[a.dtype], a.dtype if a.dtype != "int8" else "fp16"):
+        needed = f"{operation}: a result in {CUBE_SUM_FORMATS[a.dtype]} or {a.dtype}"
         raise TypeMismatchError(needed, out, "cast it afterwards")
     return out
 
@@ -276,7 +281,7 @@ def matmul(
     head = tuple(var(x) for x in batch)
     a_index = (var("k"), var("m")) if trans_a else (var("m"), var("k"))
     b_index = (var("n"), var("k")) if trans_b else (var("k"), var("n"))
-    product = Call("mac", (a[(*head, *a_index)], b[(*head, *b_index)]), SUMS[a.dtype])
+    product = Call("mac", (a[(*head, *a_index)], b[(*head, *b_index)]), CUBE_SUM_FORMATS[a.dtype])
     sizes = (*a.shape[:-2], m, n)
     axes = tuple(Axis(x, size) for x, size in zip((*batch, "m", "n"), sizes, strict=True))
     body = Compute(axes, product, "sum", (Axis("k", ka, True),))
@@ -325,14 +330,15 @@ def conv2d(
     if len(x.shape) != 4 or len(weight.shape) != 4:
         got = f"{x.shape} and {weight.shape}"
         raise ShapeError("conv2d: x (n, c, h, w), weight (k, c/groups, r, s)", got, "reshape them")
-    (n, c, h, w) = x.shape
-    (k, cg, r, s) = weight.shape
+    n, c, h, w = x.shape
+    k, cg, r, s = weight.shape
     if groups < 1 or c % groups or k % groups or cg * groups != c:
         needed = f"conv2d: {groups} groups that divide {c} and {k} channels, weights over c/groups"
         raise ShapeError(needed, f"weights over {cg}", "check groups")
-    (sh, sw) = _pair(stride, "stride")
-    (dh, dw) = _pair(dilation, "dilation")
-    top, bottom, left, right = pads = pads_of(pad)
+    sh, sw = _pair(stride, "stride")
+    dh, dw = _pair(dilation, "dilation")
+    pads = pads_of(pad)
+    top, bottom, left, right = pads
     oh = window_out(h, top, bottom, r, sh, dh)
     ow = window_out(w, left, right, s, sw, dw)
     out = _out_dtype("conv2d", x, weight, out_dtype)
@@ -352,17 +358,17 @@ def pooling2d(
         raise ShapeError("pooling2d: x (n, c1, h, w, c0)", str(x.shape), "convert to NC1HWC0")
     if mode not in ("max", "avg"):
         raise TypeMismatchError("pooling2d: mode max or avg", repr(mode), "choose one")
-    (kh, kw) = _pair(window, "window")
-    (sh, sw) = _pair(stride, "stride")
+    kh, kw = _pair(window, "window")
+    sh, sw = _pair(stride, "stride")
     top, bottom, left, right = pads_of(pad)
     n, c1, h, w, c0 = x.shape
     oh = window_out(h, top, bottom, kh, sh)
     ow = window_out(w, left, right, kw, sw)
     # The padding must be smaller than every element: with 0, windows of negative numbers would
     # return 0.
-    floor = -65504.0 if x.dtype == "fp16" else -3.0e38
+    lowest = -65504.0 if x.dtype == "fp16" else -3.0e38
     edges = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
-    source = _padded(x, edges, floor if mode == "max" else 0.0)
+    source = _padded(x, edges, lowest if mode == "max" else 0.0)
     names = axis_names(5)
     rh = Axis("rh", kh, True)
     rw = Axis("rw", kw, True)

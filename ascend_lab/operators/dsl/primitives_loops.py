@@ -1,7 +1,9 @@
 """Schedule primitives that change loops and who runs them: split, fuse, bind, vectorise, rfactor.
 
-Each is a function from a state (all stages with their loops) to a new state, which first checks
-that the change is legal; the decorator `primitive` makes it a step of schedules.
+For example, `split(s, "y", "i", 32)` makes of a loop i of 100 steps one of 4 steps around one of
+32. Each is a function from a state (all stages with their loops) to a new state, which first checks
+that the change is legal; the decorator `primitive` makes it a step of schedules. A leaf is one loop
+of a stage. A stage that is computed inside a loop of another one is a guest, the other is its host.
 """
 
 from dataclasses import replace
@@ -105,7 +107,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
         raise ScheduleError(needed, f"{first}, {second}", "choose")
     # for i in 64: for j in 100: y[i, j] = x[i, j]   becomes   for ij in 6400: y[ij] = x[ij].
     axis = Axis(f"{first}{second}", a.extent * b.extent, a.reduce)
-    _check_nest_of_its_own(state, s)
+    _check_alone_in_nest(state, s)
     expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
     changed = (*group[:place], axis, *group[place + 2 :])
     loops = (*s.loops[:at], *fresh((axis,)), *s.loops[at + 2 :])
@@ -115,7 +117,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     return _reindexed(changed_state, stage, place, b.extent)
 
 
-def _check_nest_of_its_own(state: State, s: Stage) -> None:
+def _check_alone_in_nest(state: State, s: Stage) -> None:
     """Raise unless the stage is alone in its nest: two outputs there must keep the same axes."""
     guests = [guest for guest in state.guests(s.name) if guest.output]
     host = s.attach[0] if s.output and s.attach else ""
@@ -257,8 +259,9 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
 
     before: `y = sum over k_o, k_i`   after: `y_rf[p] = sum over k_i`, `y = sum over p of y_rf[p]`
 
-    `inner`: p is the last axis of `y_rf`. Then the last part of a single fold axis may be shorter:
-    the steps of p run on different cores.
+    With `inner`, p is the last axis of `y_rf`, and the last part of a single fold axis may be
+    shorter: p must then be bound to cores, so that the core with the shorter part has a program of
+    its own.
     """
     s = state.stage(stage)
     check_no_guests(state, stage, "rfactor")
@@ -273,23 +276,34 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     if leaf.width == 1 or len(parts) != 2 or (remainder and not (inner and len(s.reduce) == 1)):
         needed = f"rfactor {stage}: {leaf.root} split once, by a divisor of {fold_axis.extent}"
         raise ScheduleError(needed, f"parts of {leaf.width}", "choose a factor that divides it")
-    taken = {a.name for a in (*s.axes, *s.reduce)}
-    label = next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
-    part_axis = Axis(label, leaf.extent)
+    part_axis = Axis(_free_part_name(s), leaf.extent)
     short_axis = Axis(fold_axis.name, leaf.width, True)
     folds = tuple(short_axis if a is fold_axis else a for a in s.reduce)
     name = state.new_name(f"{stage}_rf")
     axes = (*s.axes, part_axis) if inner else (part_axis, *s.axes)
     # The old k is 512 p + k, with the new k counting inside a part.
-    index = Affine(0, ((label, leaf.width), (fold_axis.name, 1)))
+    index = Affine(0, ((part_axis.name, leaf.width), (fold_axis.name, 1)))
     expr = apply_index(s.expr, {fold_axis.name: index})
     partial = Stage(
-        name, s.dtype, axes, expr, s.fold, folds, fresh(axes, folds), last_fold_extent=remainder
+        name,
+        s.dtype,
+        axes,
+        expr,
+        fold=s.fold,
+        reduce=folds,
+        loops=fresh(axes, folds),
+        last_fold_extent=remainder,
     )
     part_folds = (replace(part_axis, reduce=True),)
     read = Read(name, s.dtype, identity(axes))
     total = replace(s, expr=read, reduce=part_folds, loops=fresh(s.axes, part_folds))
     return state.put(total).insert(partial, before=stage)
+
+
+def _free_part_name(s: Stage) -> str:
+    """Return a name for the axis of the parts of a fold: p, or p2, p3, ... if p is taken."""
+    taken = {a.name for a in (*s.axes, *s.reduce)}
+    return next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
 
 
 # -- conditions -------------------------------------------------------------------------------

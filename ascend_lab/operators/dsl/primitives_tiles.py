@@ -1,6 +1,8 @@
 """Schedule primitives that decide where values are computed and kept: cache_read, inline, ...
 
-`unchain` lets the parts of a fold (a reduction) begin before an earlier fold has finished.
+Each is a function from a state (all stages with their loops) to a new state. For example,
+`cache_read(state, "x", "UB")` lets the readers of x read a tile of it in the buffer UB. `unchain`
+lets the parts of a fold (a reduction) begin before an earlier fold has finished.
 """
 
 from dataclasses import replace
@@ -31,8 +33,8 @@ from ascend_lab.operators.dsl.tensor import (
     swap,
 )
 
-ROOM = 16
-"""Elements of which each format has whole blocks."""
+ROW_BLOCK = 16
+"""A number of elements that is whole 32-byte blocks in every float format: 1 in fp16, 2 in fp32."""
 ON_CHIP = ("UB", "L1", "L0A", "L0B", "L0C")
 
 
@@ -49,23 +51,22 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     source_scope = entry.scope
     if source_scope not in origins or (source_scope == "GM" and entry.attach):
         needed = f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}"
-        got = (
-            f"one in {source_scope}" if source_scope != "GM" else "one computed inside another nest"
-        )
+        got = f"one in {source_scope}"
+        if source_scope == "GM":
+            got = "one computed inside another nest"
         raise ScheduleError(needed, got, "cache what it is made from")
-    reading = [r for r in state.readers(tensor) if not readers or r.name in readers]
-    loops = [r for r in reading if isinstance(r, Stage)]
-    if not reading or len(loops) < len(reading):
+    chosen = [r for r in state.readers(tensor) if not readers or r.name in readers]
+    stages = [r for r in chosen if isinstance(r, Stage)]
+    if not chosen or len(stages) < len(chosen):
         needed = f"cache_read {tensor}: stages with loops that read it"
-        raise ScheduleError(
-            needed, ", ".join(r.name for r in reading) or "none", "name its readers"
-        )
+        got = ", ".join(r.name for r in chosen) or "none"
+        raise ScheduleError(needed, got, "name its readers")
     name = state.new_name(f"{tensor}_{scope.lower()}")
     # for i: y[i] = f(x[i])   becomes   for i: x_ub[i] = x[i]   for i: y[i] = f(x_ub[i]), to be
     # joined by compute_at.
-    for reader in loops:
+    for reader in stages:
         state = state.put(redirect(reader, tensor, name))
-    return state.insert(replace(copy_of(name, entry), scope=scope), before=loops[0].name)
+    return state.insert(replace(copy_of(name, entry), scope=scope), before=stages[0].name)
 
 
 def _check_scope(scope: str) -> None:
@@ -90,9 +91,10 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
     local = replace(s, name=name, dtype=dtype, scope=scope, output=False)
     read = Read(name, dtype, identity(s.axes))
-    op = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
-    op = Call("vrelu", (op,), s.dtype) if s.relu and scope == "L0C" else op
-    copy = replace(s, expr=op, fold="", reduce=(), loops=fresh(s.axes))
+    copied = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
+    if s.relu and scope == "L0C":
+        copied = Call("vrelu", (copied,), s.dtype)
+    copy = replace(s, expr=copied, fold="", reduce=(), loops=fresh(s.axes))
     return state.put(copy).insert(local, before=stage)
 
 
@@ -131,28 +133,28 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     after: `for i_o: (for i_i: t[i_i] = ...; for i_i: y[i] = t[i_i])`
     """
     s = state.stage(stage)
-    c = state.stage(consumer)
-    c.loop(axis)
-    inside = [r.name for r in state.readers(stage) if _inside(state, r, consumer)]
+    host = state.stage(consumer)
+    host.loop(axis)
+    inside = [r.name for r in state.readers(stage) if _is_inside(state, r, consumer)]
     outside = [r.name for r in state.readers(stage) if r.name not in inside]
-    if s.name == c.name or not (s.output or inside):
+    if s.name == host.name or not (s.output or inside):
         needed = f"compute_at: a stage that {consumer} needs"
         raise ScheduleError(needed, stage, "attach it to its reader")
-    if _attached_below(state, c, stage):
+    if _is_attached_in(state, host, stage):
         needed = f"compute_at: a nest that is not inside {stage} itself"
         raise ScheduleError(needed, f"{consumer}, computed in {stage}", "keep one of them apart")
-    if _depends(state, consumer, stage):
+    if _depends_on(state, consumer, stage):
         needed = f"compute_at: a consumer of {stage}"
         raise ScheduleError(needed, f"{consumer}, which {stage} needs", "swap them")
     if outside and not s.output:
         needed = f"compute_at: all readers of {stage} inside {consumer}"
         raise ScheduleError(needed, f"{', '.join(outside)} outside", "attach or inline them first")
-    if s.output and not (fits_in(s, c) and c.scope == "GM"):
+    if s.output and not (fits_in(s, host) and host.scope == "GM"):
         needed = f"compute_at: an output in the nest of another one of shape {s.shape}"
-        got = f"{consumer} of shape {c.shape} in {c.scope}"
+        got = f"{consumer} of shape {host.shape} in {host.scope}"
         raise ScheduleError(needed, got, "keep them apart")
     # Inside a fold loop an output would be written once for every step of the fold.
-    if s.output and c.loop(axis).reduce:
+    if s.output and host.loop(axis).reduce:
         needed = f"compute_at: an output at a data loop of {consumer}"
         raise ScheduleError(needed, f"the fold loop {axis}", "choose a loop outside it")
     if s.bound:
@@ -162,11 +164,11 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     # exp(t[i_i])). t then needs 512 elements of UB and no GM at all.
     scope = "UB" if s.scope == "GM" and not s.output else s.scope
     changed = state.put(replace(s, attach=(consumer, axis), scope=scope))
-    primitives_loops.check_nest(changed, c)
+    primitives_loops.check_nest(changed, host)
     return changed
 
 
-def _attached_below(state: State, stage: Stage, host: str) -> bool:
+def _is_attached_in(state: State, stage: Stage, host: str) -> bool:
     """True if a stage is computed inside the nest of `host`, or of one inside it."""
     while stage.attach is not None:
         if stage.attach[0] == host:
@@ -175,31 +177,31 @@ def _attached_below(state: State, stage: Stage, host: str) -> bool:
     return False
 
 
-def _depends(state: State, source: str, stage: str) -> bool:
+def _depends_on(state: State, source: str, stage: str) -> bool:
     """True if `stage` reads `source`, directly or through other stages."""
-    seen = set[str]()
+    visited = set[str]()
     waiting = [stage]
     while waiting:
-        below = state.find(waiting.pop()).sources
+        read_names = state.find(waiting.pop()).sources
         # The stages form a graph without circles: each is visited once, however many paths lead to
         # it.
-        if source in below:
+        if source in read_names:
             return True
-        waiting += set(below) - seen
-        seen.update(below)
+        waiting += set(read_names) - visited
+        visited.update(read_names)
     return False
 
 
-def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:
+def _is_inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:
     """True if a stage runs inside the nest of `consumer`, or will once its readers are attached."""
     if reader.name == consumer:
         return True
     if not isinstance(reader, Stage):
         return False
     if reader.attach is not None:
-        return _inside(state, state.stage(reader.attach[0]), consumer)
-    below = state.readers(reader.name)
-    return reader.scope != "GM" and all(_inside(state, r, consumer) for r in below)
+        return _is_inside(state, state.stage(reader.attach[0]), consumer)
+    next_readers = state.readers(reader.name)
+    return reader.scope != "GM" and all(_is_inside(state, r, consumer) for r in next_readers)
 
 
 @schedule.primitive
@@ -211,7 +213,11 @@ def inline(state: State, stage: str) -> State:
     s = state.stage(stage)
     primitives_loops.check_no_guests(state, stage, "inline")
     if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
-        why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
+        why = "a placed tile"
+        if s.output:
+            why = "an output"
+        elif s.fold or s.is_cube:
+            why = "a fold"
         raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
     # for i: t[i] = a[i] + b[i], for i: y[i] = relu(t[i])   becomes   for i: y[i] = relu(a[i] +
     # b[i]).
@@ -258,23 +264,25 @@ def hoist(state: State, stage: str) -> State:
     row_stages = dict[Expr, Stage]()
     # y[i, j] = x[i, j] * (1 / s[i]) divides 64 times for rows of 64; with y_row[i, b] = 1 / s[i] it
     # divides 16 numbers of a block once a row, and multiplies by the block.
-    kept, lanes = (s.axes, s.reduce) if s.fold else (s.axes[:-1], s.axes[-1:])
-    axes = (*kept, Axis(f"{lanes[0].name}_b", ROOM))
-    place = (*identity(kept), Affine())
+    row_axes, lanes = (s.axes, s.reduce) if s.fold else (s.axes[:-1], s.axes[-1:])
+    axes = (*row_axes, Axis(f"{lanes[0].name}_b", ROW_BLOCK))
+    first_of_row = (*identity(row_axes), Affine())
 
-    def row(expr: Expr) -> Expr:
-        used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
+    def hoisted(expr: Expr) -> Expr:
+        """Return an expression that reads the new tensors; add these to `row_stages`."""
+        reads = [element for element in leaves(expr) if isinstance(element, Read)]
+        used_axes = set[str]().union(*(read.axis_names for read in reads))
         # An expression that reads nothing along the lanes is the same for the whole row.
-        if used and not used & {a.name for a in lanes}:
+        if used_axes and not used_axes & {a.name for a in lanes}:
             name = state.new_name(f"{stage}_row{len(row_stages) or ''}")
             value = expr if isinstance(expr, Call) else Call("vcopy", (expr,), expr.dtype)
-            row_stage = Stage(name, expr.dtype, axes, value, loops=fresh(axes), align=ROOM)
-            return Read(row_stages.setdefault(expr, row_stage).name, expr.dtype, place)
+            row_stage = Stage(name, expr.dtype, axes, value, loops=fresh(axes), align=ROW_BLOCK)
+            return Read(row_stages.setdefault(expr, row_stage).name, expr.dtype, first_of_row)
         if not isinstance(expr, Call):
             return expr
-        return replace(expr, args=tuple(map(row, expr.args)))
+        return replace(expr, args=tuple(map(hoisted, expr.args)))
 
-    state = state.put(replace(s, expr=row(s.expr)))
+    state = state.put(replace(s, expr=hoisted(s.expr)))
     for computed_once in row_stages.values():
         state = state.insert(computed_once, before=stage)
     return state
@@ -325,10 +333,13 @@ def storage_align(state: State, stage: str, factor: int) -> State:
 
 
 # -- folds of folds: softmax and norms of rows whose parts lie on several cores -------------------
-HEAD = 128
-"""Elements of a row whose mean stands in for that of all: (c - mean)^2 <= variance * n / HEAD."""
-LEAST = {"fp16": -65504.0, "fp32": -3.4028234663852886e38}
-"""What stands in for the largest of a part of a row that is -inf throughout."""
+HEAD_ELEMENTS = 128
+"""The first elements of a row, whose mean c stands in for the mean of all n.
+
+(c - mean)^2 is at most variance * n / 128.
+"""
+LOWEST = {"fp16": -65504.0, "fp32": -3.4028234663852886e38}
+"""The lowest finite numbers: they stand in for the maximum of a part that is -inf throughout."""
 
 
 @schedule.primitive
@@ -352,21 +363,22 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     result = Read(first, base.dtype, identity(partial.axes)[:-1])
     powers = _without_maximum(partial, base, value, result)
     if powers is not None:
-        begun = powers
+        unchained = powers
     elif _sums_squares(partial, base, value, result):
-        state, begun = _without_mean(state, partial, value, result)
+        state, unchained = _without_mean(state, partial, value, result)
         state = _at_least_zero(state, stage)
     else:
         needed = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
         raise ScheduleError(needed, str(partial.expr), "keep the folds one after another")
-    partial = replace(partial, expr=_with(partial.expr, begun.centred, value - begun.reference))
+    centred_by_part = value - unchained.reference
+    partial = replace(partial, expr=_with(partial.expr, unchained.centred, centred_by_part))
     if not isinstance(value, Read):
-        state, partial, base = _value_apart(state, partial, base, value)
-    state = state.put(replace(total_stage, expr=_in_terms(begun.total, partial, total_stage)))
+        state, partial, base = _separate_value(state, partial, base, value)
+    state = state.put(replace(total_stage, expr=_in_terms(unchained.total, partial, total_stage)))
     return state.put(partial).put(replace(base, output=True))
 
 
-class Begun(NamedTuple):
+class Unchained(NamedTuple):
     """The changes by which the parts of a fold can begin without the result of the earlier fold.
 
     In the parts `centred`, which is value - result, is replaced by value - `reference`. `total` is
@@ -378,21 +390,21 @@ class Begun(NamedTuple):
     total: Expr
 
 
-def _without_maximum(partial: Stage, base: Stage, value: Expr, result: Read) -> Begun | None:
+def _without_maximum(partial: Stage, base: Stage, value: Expr, result: Read) -> Unchained | None:
     """Return the change for parts that sum exp(value - maximum), None for other parts."""
     centred = value - result
     power = Call("vexp", (centred,), value.dtype)
     powers = (power, Call("vconv", (power,), partial.dtype, None, "rint"))
-    is_sum = partial.fold == "sum" and len(partial.reduce) == 1 and value.dtype in LEAST
+    is_sum = partial.fold == "sum" and len(partial.reduce) == 1 and value.dtype in LOWEST
     if base.fold != "max" or partial.expr not in powers or not is_sum:
         return None
     place = identity(partial.axes)
     maximum_of_part = Read(base.name, base.dtype, place)
     # A part that is -inf throughout has the maximum -inf: -inf - -inf would be nan.
-    reference = Call("vmaxs", (maximum_of_part,), base.dtype, LEAST[base.dtype])
+    reference = Call("vmaxs", (maximum_of_part,), base.dtype, LOWEST[base.dtype])
     # exp(x - own maximum) * exp(own maximum - maximum) = exp(x - maximum)
     correction = _with(partial.expr, centred, reference - result)
-    return Begun(centred, reference, Read(partial.name, partial.dtype, place) * correction)
+    return Unchained(centred, reference, Read(partial.name, partial.dtype, place) * correction)
 
 
 def _elements_of(partial: Stage) -> int:
@@ -403,13 +415,15 @@ def _elements_of(partial: Stage) -> int:
 
 def _sums_squares(partial: Stage, base: Stage, value: Expr, result: Read) -> bool:
     """Tell whether parts sum (value - mean)^2 in fp32, where `result` is the sum of the values."""
-    if partial.fold != "sum" or len(partial.reduce) != 1 or value.dtype not in LEAST:
+    if partial.fold != "sum" or len(partial.reduce) != 1 or value.dtype not in LOWEST:
         return False
     centred = value - result * (1.0 / _elements_of(partial))
     return (base.fold, partial.dtype, partial.expr) == ("sum", "fp32", centred * centred)
 
 
-def _without_mean(state: State, partial: Stage, value: Expr, result: Read) -> tuple[State, Begun]:
+def _without_mean(
+    state: State, partial: Stage, value: Expr, result: Read
+) -> tuple[State, Unchained]:
     """Return the state with c added, and the change for parts that sum (value - mean)^2."""
     size = _elements_of(partial)
     mean = result * (1.0 / size)
@@ -418,7 +432,7 @@ def _without_mean(state: State, partial: Stage, value: Expr, result: Read) -> tu
     # sum (x - mean)^2 = sum (x - c)^2 - n (c - mean)^2; each part takes its share of the last term
     share = shift * shift * (-size / partial.shape[-1])
     partial_sum = Read(partial.name, partial.dtype, identity(partial.axes))
-    return state, Begun(value - mean, reference, partial_sum + share)
+    return state, Unchained(value - mean, reference, partial_sum + share)
 
 
 def _at_least_zero(state: State, stage: str) -> State:
@@ -430,7 +444,7 @@ def _at_least_zero(state: State, stage: str) -> State:
     return state
 
 
-def _value_apart(
+def _separate_value(
     state: State, partial: Stage, base: Stage, value: Expr
 ) -> tuple[State, Stage, Stage]:
     """Compute the value that both folds use in a separate stage, which both read."""
@@ -460,8 +474,9 @@ def _head(state: State, partial: Stage, value: Expr, first: str) -> tuple[State,
     """Return the state with a sum of each row's first elements, and the mean of these elements."""
     name = state.new_name(f"{first}_head")
     axes = partial.axes[:-1]
-    folded = (Axis(partial.reduce[0].name, min(HEAD, partial.reduce[0].extent), True),)
+    folded = (Axis(partial.reduce[0].name, min(HEAD_ELEMENTS, partial.reduce[0].extent), True),)
     expr = apply_index(value, {partial.axes[-1].name: Affine()})
-    head = Stage(name, partial.dtype, axes, expr, "sum", folded, fresh(axes, folded))
+    loops = fresh(axes, folded)
+    head = Stage(name, partial.dtype, axes, expr, fold="sum", reduce=folded, loops=loops)
     mean = Read(name, partial.dtype, identity(axes)) * (1.0 / folded[0].extent)
     return state.insert(head, before=state.stages[0].name), mean

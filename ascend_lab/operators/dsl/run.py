@@ -1,8 +1,9 @@
 """Execute a schedule on arrays: its kernel on the simulator, or its loop nests in NumPy.
 
-`interpret` is the reference for what a schedule computes: it uses no instructions, pipes or
-addresses. A tile is an array with the index at which it begins, so that a nest that needs an
-element outside its tile fails here instead of reading a neighbouring tile.
+`run(schedule, {"x": array})["y"]` is the output y that the kernel computes from x. `interpret` is
+the reference for what a schedule computes: it uses no instructions, pipes or addresses. A tile is
+an array with the index at which it begins, so that a nest that needs an element outside its tile
+fails here instead of reading a neighbouring tile.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,8 +18,8 @@ from ascend_lab.machine.layout import pack, unpack
 from ascend_lab.machine.sim import execute
 from ascend_lab.machine.sim.values import COMPARE, ELEMENTWISE, ROUND
 from ascend_lab.operators.dsl import fractals, stages
-from ascend_lab.operators.dsl.boxes import Box, Range, needed, whole
-from ascend_lab.operators.dsl.emit_folds import start_of
+from ascend_lab.operators.dsl.boxes import Box, Range, needed_box, whole_box
+from ascend_lab.operators.dsl.emit_folds import neutral_number
 from ascend_lab.operators.dsl.lower import lower
 from ascend_lab.operators.dsl.schedule import Schedule, complete, loop_count, roots
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, topological, unique_names
@@ -58,12 +59,15 @@ def run(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Values]:
     feed = {name: np.asarray(array) for name, array in arrays.items()}
     feed |= {name: pack(fractal[name], feed[name]) for name in feed if name in fractal}
     memory = execute(lower(schedule), feed, schedule.chip)
-    out = {}
+    outputs = {}
     for tensor in schedule.outputs:
         name = names[tensor]
         flat = memory[name].reshape(-1)
-        out[name] = unpack(fractal[name], flat) if name in fractal else flat.reshape(tensor.shape)
-    return out
+        if name in fractal:
+            outputs[name] = unpack(fractal[name], flat)
+        else:
+            outputs[name] = flat.reshape(tensor.shape)
+    return outputs
 
 
 def _check_inputs(inputs: Mapping[str, Shape], arrays: Mapping[str, Values]) -> None:
@@ -105,7 +109,8 @@ def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Val
     return out
 
 
-def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held"]:
+def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "PlacedValues"]:
+    """Return the inputs as arrays; operands of the cube are padded to whole fractals with zeros."""
     memory = {}
     fractal = fractals.matrices(schedule.state)
     for entry in schedule.state.inputs:
@@ -119,7 +124,7 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held
             # A matrix of 100 x 60 becomes 112 x 64 with zeros, which change no sum.
             edge = [(0, -n % FRACTAL_STEP) for n in values.shape[-2:]]
             values = np.pad(values, [(0, 0)] * (values.ndim - 2) + edge)
-        memory[entry.name] = Held(entry.name, values, (0,) * values.ndim)
+        memory[entry.name] = PlacedValues(entry.name, values, (0,) * values.ndim)
     return memory
 
 
@@ -137,10 +142,14 @@ def steps(leaf: stages.Leaf, box: Range) -> Iterator[Range]:
 
 @dataclass(slots=True)
 class _Walk:
-    """The execution of one phase: the live tensors and tiles, and every active stage's box."""
+    """The execution of one phase of a schedule: a nest of loops, run step by step.
+
+    `memory` holds the tensors and the tiles that exist now, `active` the box of each stage whose
+    loops are being run.
+    """
 
     state: stages.State
-    memory: dict[str, "Held"]
+    memory: dict[str, "PlacedValues"]
     active: dict[str, Box] = field(default_factory=dict)
 
     def loops(self, stage: stages.Stage) -> list[stages.Leaf]:
@@ -150,15 +159,17 @@ class _Walk:
 
     def cores(self, root: stages.Stage) -> None:
         """Run the root nest once per core, in any order; here one after another."""
-        self.memory[root.name] = poisoned(root, whole(root))
+        self.memory[root.name] = poison(root, whole_box(root))
 
-        def share(bound: Sequence[stages.Leaf], box: Box) -> None:
+        def run_share(bound: Sequence[stages.Leaf], box: Box) -> None:
+            """Run the nest for each combination of steps of the bound loops."""
             if not bound:
                 self.run(root, box)
-            for part in steps(bound[0], box[bound[0].root]) if bound else ():
-                share(bound[1:], box | {bound[0].root: part})
+                return
+            for step_range in steps(bound[0], box[bound[0].root]):
+                run_share(bound[1:], box | {bound[0].root: step_range})
 
-        share([leaf for leaf in root.loops if leaf.name in root.bound], whole(root))
+        run_share([leaf for leaf in root.loops if leaf.name in root.bound], whole_box(root))
 
     def run(self, stage: stages.Stage, box: Box) -> None:
         """Run the nest of a stage for a box of it."""
@@ -166,7 +177,7 @@ class _Walk:
         self.produce(stage, ("", *stage.bound))
         loops = self.loops(stage)
         if any(leaf.reduce for leaf in loops):
-            self.memory[stage.name].part(stage, box)[...] = start_of(stage.fold, stage.dtype)
+            self.memory[stage.name].part(stage, box)[...] = neutral_number(stage.fold, stage.dtype)
         self.level(stage, loops)
         del self.active[stage.name]
 
@@ -177,8 +188,8 @@ class _Walk:
             return
         leaf = loops[0]
         box = self.active[stage.name]
-        for part in steps(leaf, box[leaf.root]):
-            self.active[stage.name] = box | {leaf.root: part}
+        for step_range in steps(leaf, box[leaf.root]):
+            self.active[stage.name] = box | {leaf.root: step_range}
             self.produce(stage, (leaf.name,))
             self.level(stage, loops[1:])
         self.active[stage.name] = box
@@ -187,11 +198,11 @@ class _Walk:
         """Compute the stages attached to some places of the host's nest, outputs last."""
         # Outputs last: they may copy tiles that are computed at the same place.
         for stage in sorted(self.state.guests(host.name, *places), key=lambda s: s.scope == "GM"):
-            box = needed(self.state, stage, self.active)
+            box = needed_box(self.state, stage, self.active)
             if stage.scope != "GM":
-                self.memory[stage.name] = poisoned(stage, box)
+                self.memory[stage.name] = poison(stage, box)
             elif stage.name not in self.memory:
-                self.memory[stage.name] = poisoned(stage, whole(stage))
+                self.memory[stage.name] = poison(stage, whole_box(stage))
             self.run(stage, box)
 
     def fetch(self, read: Read, ranges: Mapping[str, Range]) -> Values:
@@ -208,21 +219,21 @@ class _Walk:
         ranges = {a.name: box[a.name] for a in (*stage.axes, *stage.reduce)}
         # Whole boxes at once, with one dimension per axis: NumPy broadcasts what does not depend on
         # an axis.
-        value = evaluated(stage.expr, lambda read: self.fetch(read, ranges))
+        value = value_of(stage.expr, lambda read: self.fetch(read, ranges))
         out = self.memory[stage.name].part(stage, box)
         if stage.fold:
             sizes = [r.count for r in ranges.values()]
             axes = tuple(range(len(stage.axes), len(sizes)))
-            value = FOLDS[stage.fold].reduce(np.broadcast_to(widened(value), sizes), axis=axes)
+            value = FOLDS[stage.fold].reduce(np.broadcast_to(widen(value), sizes), axis=axes)
         if any(leaf.reduce for leaf in self.loops(stage)):
-            value = FOLDS[stage.fold](widened(out), value)
-        out[...] = narrowed(value, stage.dtype)
+            value = FOLDS[stage.fold](widen(out), value)
+        out[...] = round_to(value, stage.dtype)
 
 
 # -- values ---------------------------------------------------------------------------------------
 @dataclass(slots=True)
-class Held:
-    """The elements `start`, `start + 1`, ... of every dimension of a tensor."""
+class PlacedValues:
+    """A tile as an array: along each dimension it holds a tensor's elements from `start` on."""
 
     name: str
     values: Values
@@ -231,42 +242,43 @@ class Held:
     def part(self, stage: stages.Stage, box: Box) -> Values:
         """Return the view of these elements that a box of their own stage covers."""
         ranges = [box[a.name] for a in stage.axes]
-        low = [r.start.const - begin for r, begin in zip(ranges, self.start, strict=True)]
-        return self.values[tuple(slice(n, n + r.count) for n, r in zip(low, ranges, strict=True))]
+        first = [r.start.const - start for r, start in zip(ranges, self.start, strict=True)]
+        slices = [slice(n, n + r.count) for n, r in zip(first, ranges, strict=True)]
+        return self.values[tuple(slices)]
 
     def read(self, read: Read, box: Mapping[str, Range]) -> Values:
         """Return the values of a read over a box: one dimension per axis, of size 1 if constant."""
         values = self.values.reshape(read.view) if read.view else self.values
         starts = (0,) * len(read.view) if read.view else self.start
-        walk = [slice(r.start.const, r.start.const + r.count) for r in box.values()]
+        axis_slices = [slice(r.start.const, r.start.const + r.count) for r in box.values()]
         # x[2 i + 1] over i in 3..5: the index array 2 * [3, 4, 5] + 1.
-        grid = dict(zip(box, np.ogrid[tuple(walk)], strict=True))
-        one = np.ones((1,) * len(box), int)
-        index = [
-            sum((factor * grid[name] for name, factor in a.terms), one * (a.const - first))
-            for a, first in zip(read.index, starts, strict=True)
-        ]
-        for place, size in zip(index, values.shape, strict=True):
-            if place.min() < 0 or place.max() >= size:
+        axis_values = dict(zip(box, np.ogrid[tuple(axis_slices)], strict=True))
+        ones = np.ones((1,) * len(box), int)
+        index = []
+        for affine, first in zip(read.index, starts, strict=True):
+            terms = (factor * axis_values[name] for name, factor in affine.terms)
+            index.append(sum(terms, ones * (affine.const - first)))
+        for positions, size in zip(index, values.shape, strict=True):
+            if positions.min() < 0 or positions.max() >= size:
                 raise ScheduleError(
                     f"{self.name}: {size} elements that its reader needs",
-                    f"indices {place.min()}..{place.max()} of the tile",
+                    f"indices {positions.min()}..{positions.max()} of the tile",
                     "attach it where its reader needs no more than that",
                 )
         return np.asarray(values[tuple(index)])
 
 
-def poisoned(stage: stages.Stage, box: Box) -> Held:
+def poison(stage: stages.Stage, box: Box) -> PlacedValues:
     """Return a tile for a box of a stage, full of NaN or of the smallest whole number."""
     kind = numpy_type(stage.dtype)
     # An element that is read before it is written shows up in the result.
-    poison = np.iinfo(kind).min if np.dtype(kind).kind in "iu" else np.nan
+    fill = np.iinfo(kind).min if np.dtype(kind).kind in "iu" else np.nan
     ranges = [box[a.name] for a in stage.axes]
-    values = np.full([r.count for r in ranges], poison, kind)
-    return Held(stage.name, values, tuple(r.start.const for r in ranges))
+    values = np.full([r.count for r in ranges], fill, kind)
+    return PlacedValues(stage.name, values, tuple(r.start.const for r in ranges))
 
 
-def evaluated(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
+def value_of(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
     """Return the value of a formula in the hardware's formats: fp32 inside, one cast per operation.
 
     `fetch` returns the values of a read.
@@ -274,29 +286,29 @@ def evaluated(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
     if isinstance(expr, Read):
         return fetch(expr)
     assert isinstance(expr, Call)
-    args = [evaluated(arg, fetch) for arg in expr.args]
+    args = [value_of(arg, fetch) for arg in expr.args]
     if expr.op == "vcopy":
         return args[0]
     # The vector unit computes in fp32 and rounds the result once to fp16.
-    wide = [widened(arg) for arg in args]
+    wide = [widen(arg) for arg in args]
     if expr.op == "vconv":
         is_integer = np.dtype(numpy_type(expr.format)).kind in "iu"
         value = ROUND.get(expr.mode, np.rint)(wide[0]) if is_integer else args[0]
-        return narrowed(value, expr.format)
+        return round_to(value, expr.format)
     if expr.number is not None:
-        wide.append(widened(numpy_type(expr.args[0].dtype)(expr.number)))
+        wide.append(widen(numpy_type(expr.args[0].dtype)(expr.number)))
     function = COMPARE[expr.mode] if expr.op == "vcmp" else FUNCTIONS[expr.op]
     value = function(*wide)
-    return value if expr.op == "mac" else narrowed(value, expr.format)
+    return value if expr.op == "mac" else round_to(value, expr.format)
 
 
-def widened(values: Any) -> Any:
+def widen(values: Any) -> Any:
     """Return values in the format arithmetic is done in: fp32, or 64-bit whole numbers."""
     array = np.asarray(values)
     return array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
 
 
-def narrowed(values: Values, dtype: str) -> Values:
+def round_to(values: Values, dtype: str) -> Values:
     """Return values in a number format: rounded to nearest even, whole numbers saturate."""
     kind = numpy_type(dtype)
     if np.dtype(kind).kind in "iu":

@@ -1,5 +1,7 @@
 """Schedules: output tensors plus a list of steps, records that can be printed, stored and replayed.
 
+A step is one primitive with its arguments: split(y, i, 128) makes two loops of the loop i of tensor
+y. A stage is a tensor with its loops, its nest these loops with all that is computed inside them.
 `complete` adds the tiles that a schedule leaves implicit: one in UB for every tensor that the
 vector unit reads or writes.
 """
@@ -16,7 +18,6 @@ from typing import Any, Concatenate, ParamSpec
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.machine.isa import Affine, c0_of
-from ascend_lab.operators.dsl import stages as nests
 from ascend_lab.operators.dsl.fractals import role_of, with_conversions
 from ascend_lab.operators.dsl.stages import (
     Fixed,
@@ -27,18 +28,20 @@ from ascend_lab.operators.dsl.stages import (
     copy_of,
     fresh,
     identity,
+    initial_state,
+    redirect,
 )
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, Tensor, swap
 
-P = ParamSpec("P")
+Arguments = ParamSpec("Arguments")
 POSITIONAL = Parameter.POSITIONAL_OR_KEYWORD
 PRIMITIVES: dict[str, tuple[Callable[..., State], Signature]] = {}
 """Per primitive: the function that changes the state, and the signature of its other arguments."""
 
 
 def primitive(
-    change: Callable[Concatenate[State, P], State],
-) -> Callable[Concatenate["Schedule", P], "Schedule"]:
+    change: Callable[Concatenate[State, Arguments], State],
+) -> Callable[Concatenate["Schedule", Arguments], "Schedule"]:
     """Turn a function on states into a function on schedules that adds a step of the same name."""
     name = change.__name__
     # `split(state, stage, axis, factor)` becomes the step `split(s, stage, axis, factor)` of a
@@ -48,7 +51,7 @@ def primitive(
     PRIMITIVES[name] = change, Signature(parameters)
 
     @wraps(change)
-    def step(s: Schedule, /, *args: P.args, **kwargs: P.kwargs) -> Schedule:
+    def step(s: Schedule, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Schedule:
         call = PRIMITIVES[name][1].bind(*args, **kwargs)
         # Steps are stored complete, so that a changed default does not change an old schedule.
         call.apply_defaults()
@@ -138,7 +141,7 @@ def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Sch
     """Return the empty schedule of one or several outputs: each stage is a separate nest in GM."""
     chip = load_chip(chip) if isinstance(chip, str) else chip
     tensors = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-    return Schedule(tensors, chip, (), with_conversions(nests.initial_state(tensors)))
+    return Schedule(tensors, chip, (), with_conversions(initial_state(tensors)))
 
 
 def replay(outputs: Tensor | Sequence[Tensor], chip: Chip, steps: Sequence[Step] | str) -> Schedule:
@@ -183,11 +186,11 @@ def loop_count(state: State, stage: Stage) -> int:
         return stage.position(stage.vector_at)
     # for i_o in 8: for i_i in 64: for j in 100, with a tile computed at i_o: i_o is a loop of the
     # program, i_i and j are one instruction over 64 x 100 elements.
-    hosts = {guest.attach[1] for guest in state.guests(stage.name) if guest.attach}
+    loops_with_tiles = {guest.attach[1] for guest in state.guests(stage.name) if guest.attach}
     count = 0
-    for place, leaf in enumerate(stage.loops):
-        if leaf.width > 1 or leaf.name in stage.bound or leaf.name in hosts:
-            count = place + 1
+    for position, leaf in enumerate(stage.loops):
+        if leaf.width > 1 or leaf.name in stage.bound or leaf.name in loops_with_tiles:
+            count = position + 1
     return count
 
 
@@ -215,14 +218,16 @@ def roots(state: State) -> list[Stage | Fixed]:
         s for s in state.stages if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)
     ]
     # A tensor computed in another's nest exists once that nest has run.
-    nests = {phase.name: members(state, phase.name) for phase in phases}
-    phase_of = {name: phase for phase, nest in nests.items() for name in nest}
+    members_of = {phase.name: members(state, phase.name) for phase in phases}
+    phase_of = {name: phase for phase, names in members_of.items() for name in names}
     order: list[Stage | Fixed] = []
     waiting = list(phases)
     while waiting:  # the first phase whose inputs are all there runs next: a topological order
         finished = {phase.name for phase in order}
         for phase in waiting:
-            sources = {source for name in nests[phase.name] for source in state.find(name).sources}
+            sources = {
+                source for name in members_of[phase.name] for source in state.find(name).sources
+            }
             needed = {phase_of[source] for source in sources if source in phase_of} - {phase.name}
             if needed <= finished:
                 break
@@ -251,8 +256,8 @@ def complete(state: State, root: str) -> State:
     Tensors of other phases are inputs of this one.
     """
     names = members(state, root)
-    untouched = [s for s in state.stages if s.name not in names]
-    outside_tensors = tuple(Input(s.name, s.dtype, s.shape) for s in untouched)
+    outside = [s for s in state.stages if s.name not in names]
+    outside_tensors = tuple(Input(s.name, s.dtype, s.shape) for s in outside)
     stages = tuple(s for s in state.stages if s.name in names)
     state = State((*state.inputs, *outside_tensors), stages)
     for name in members(state, root):
@@ -279,10 +284,12 @@ def _align_rows_to_one_unit(state: State) -> State:
     A block of 32 bytes holds 16 elements in fp16 and 8 in fp32. With rows of 20 elements, both
     tiles get rows of 32 (24 would do in fp32), so an instruction over whole rows fits both.
     """
-    tiles = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
-    tiles = [s for s in tiles if not role_of(state, s) and DTYPE_BYTES[s.dtype] > 1]
+    in_ub = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
+    tiles = [s for s in in_ub if not role_of(state, s) and DTYPE_BYTES[s.dtype] > 1]
     unit = max((c0_of(s.dtype) for s in tiles), default=1)
-    for tile in tiles if any(t.shape[-1] % unit for t in tiles) else ():
+    if not any(tile.shape[-1] % unit for tile in tiles):
+        return state
+    for tile in tiles:
         state = state.put(replace(tile, align=math.lcm(tile.align, unit)))
     return state
 
@@ -319,7 +326,9 @@ def _compute_in_tile(state: State, stage: Stage, root: str) -> State:
         bound=(),
         vector_at=stage.vector_at if first_fold < count else tile_vector_at,
     )
-    for guest in state.guests(stage.name, *(x.name for x in inner_loops)) if inner_loops else ():
+    inner_names = [x.name for x in inner_loops]
+    guests = state.guests(stage.name, *inner_names) if inner_names else ()
+    for guest in guests:
         loop = guest.attach[1] if guest.attach else ""
         state = state.put(replace(guest, attach=(local.name, loop)))
     copy = Call("vcopy", (Read(local.name, stage.dtype, identity(stage.axes)),), stage.dtype)
@@ -329,7 +338,7 @@ def _compute_in_tile(state: State, stage: Stage, root: str) -> State:
     store = replace(stage, expr=copy, fold="", reduce=(), loops=loops, vector_at=vector_at)
     state = state.put(store).insert(local, before=stage.name)
     for name in inside:
-        state = state.put(nests.redirect(state.stage(name), stage.name, local.name))
+        state = state.put(redirect(state.stage(name), stage.name, local.name))
     return state
 
 
@@ -370,12 +379,12 @@ def _serves(
     tile_source = bare(tile.expr) if tile.is_copy else None
     if tile_source is None or (tile_source.source, tile_source.view) != (read.source, read.view):
         return False
-    pipes_store = {r.scope == "GM" for r in state.readers(tile.name)}
-    walked = {_walk(r) for r in stage.reads if r.source == tile.name}
-    return pipes_store <= {stage.scope == "GM"} and walked <= {_walk(read)}
+    are_stores = {r.scope == "GM" for r in state.readers(tile.name)}
+    movements = {_movement(r) for r in stage.reads if r.source == tile.name}
+    return are_stores <= {stage.scope == "GM"} and movements <= {_movement(read)}
 
 
-def _walk(read: Read) -> tuple[object, ...]:
+def _movement(read: Read) -> tuple[object, ...]:
     """Return how an index moves with the axes, and at which element of a row it starts."""
     return (*(i.terms for i in read.index), read.index[-1].const)
 

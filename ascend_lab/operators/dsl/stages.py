@@ -1,4 +1,8 @@
-"""The state that a schedule transforms: stages, which are tensors with their loops, and readers."""
+"""The state that a schedule transforms: its stages, each a tensor with the loops that compute it.
+
+The matrix y[i, j] = exp(x[i, j]) of 64 x 100 numbers is a stage with the loops i of 64 steps and j
+of 100. A stage that is computed inside a loop of another one is a guest, and the other its host.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,11 +26,13 @@ from ascend_lab.operators.dsl.tensor import (
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One loop of a nest: a step of it moves its root axis by `width` elements.
+    """One loop of a nest: a step of it moves along its root axis by `width` elements.
 
-    `extent` is the number of steps. `tail` says what happens where `width` does not divide the
-    axis, as with 100 elements in steps of 32: "cut" makes the last step shorter (96..99), "guard"
-    moves it back until it is inside (68..99), so that it computes some elements twice.
+    The root is an axis of the tensor: an axis of 100 elements that is split by 32 is the root of
+    two loops, of widths 32 and 1, the leaves of the split. `extent` is the number of steps. `tail`
+    says what happens where `width` does not divide the axis, as with 100 elements in steps of 32:
+    "cut" makes the last step shorter (96..99), "guard" moves it back until it is inside (68..99),
+    so that it computes some elements twice.
     """
 
     name: str
@@ -82,7 +88,7 @@ class Placed(Formula):
     rounded up. `attach` is (stage, loop) if this tile is computed inside that loop of that stage,
     ("y", "") if in front of its loops; `bound` are the loops shared over the cores. Loops in front
     of `vector_at` become loops of the program; whole-tile instructions do `vector_at` and the loops
-    behind it.
+    behind it, for a stage that is `tensorized` those of the cube.
     """
 
     loops: tuple[Leaf, ...] = ()
@@ -118,7 +124,7 @@ class Stage(Placed):
         """
         # A formula that reads nothing along the innermost axis gives each row one number.
         lane = self.axes[-1].name
-        reads_lane = any(lane == n for r in self.reads for i in r.index for n, _ in i.terms)
+        reads_lane = any(lane in read.axis_names for read in self.reads)
         return 1 < self.align == self.shape[-1] and not reads_lane
 
     def loop(self, name: str) -> Leaf:
@@ -159,19 +165,15 @@ def overwrites(state: "State", stage: Stage) -> str:
         tile = state.find(read.source)
         if not isinstance(tile, Stage) or tile.is_copy or tile.scope != "UB":
             continue
-        same_layout = (tile.dtype, tile.shape, tile.attach) == (
-            stage.dtype,
-            stage.shape,
-            stage.attach,
-        )
-        last_reader = all(
-            r.name in names_so_far and r.attach == tile.attach for r in state.readers(tile.name)
-        )
+        layout = (stage.dtype, stage.shape, stage.attach)
+        has_same_layout = (tile.dtype, tile.shape, tile.attach) == layout
+        readers = state.readers(tile.name)
+        is_last_reader = all(r.name in names_so_far and r.attach == tile.attach for r in readers)
         indices = [r.index for r in stage.reads if r.source == tile.name]
         # The first operation is the only one that reads the tile, at the stage's own indices.
         own_indices = {identity(stage.axes)} == set(indices)
         in_place = own_indices and len(indices) == first_call.args.count(read)
-        if same_layout and last_reader and in_place:
+        if has_same_layout and is_last_reader and in_place:
             return tile.name
     return ""
 
@@ -184,20 +186,25 @@ def _first_call(expr: Expr, lane: str) -> Call | None:
     # Equal operands are computed once: exp(a) * exp(a) has one.
     args = dict.fromkeys(expr.args) if isinstance(expr, Call) else ()
     # mul(exp(a[i, j]), exp(b[i])): b has no j, so that exp(a) is the only candidate
-    along_lane = [
-        a
-        for a in args
-        if isinstance(a, Call)
-        and any(lane in dict(i.terms) for r in leaves(a) if isinstance(r, Read) for i in r.index)
-    ]
+    along_lane = [a for a in args if isinstance(a, Call) and _reads_along(a, lane)]
     if len(along_lane) == 1:
         return _first_call(along_lane[0], lane)
     return expr if isinstance(expr, Call) and not along_lane else None
 
 
+def _reads_along(expr: Call, lane: str) -> bool:
+    """True if an element that an expression reads has the axis `lane` in its index."""
+    reads = [element for element in leaves(expr) if isinstance(element, Read)]
+    return any(lane in read.axis_names for read in reads)
+
+
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A stage that a hand-written kernel computes: name of the kernel, its inputs, its settings."""
+    """A stage that a hand-written kernel computes.
+
+    `kind` is the name of the kernel, such as "transpose", `sources` and `shapes` are its inputs,
+    and `attrs` its settings.
+    """
 
     name: str
     dtype: str
@@ -321,8 +328,18 @@ def initial_state(outputs: Sequence[Tensor]) -> State:
         elif isinstance(body, exprs.Template):
             sources = tuple(names[t] for t in body.inputs)
             shapes = tuple(t.shape for t in body.inputs)
-            fields = (name, tensor.dtype, tensor.shape, body.kind, sources, shapes, body.attrs)
-            stages.append(Fixed(*fields, is_output))
+            stages.append(
+                Fixed(
+                    name,
+                    tensor.dtype,
+                    tensor.shape,
+                    kind=body.kind,
+                    sources=sources,
+                    shapes=shapes,
+                    attrs=body.attrs,
+                    output=is_output,
+                )
+            )
         else:
             stages.append(_stage(tensor, body, names, is_output))
     return State(tuple(inputs), tuple(stages))
@@ -336,6 +353,7 @@ def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool
         return Read(names[element.tensor], element.tensor.dtype, element.index, view)
 
     def padded(axes: tuple[Axis, ...], unit: int) -> tuple[Axis, ...]:
+        """Return the axes with m, n and k rounded up to whole units."""
         sizes = [
             -(-a.extent // unit) * unit if a.name in ("m", "n", "k") else a.extent for a in axes
         ]
@@ -352,8 +370,17 @@ def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool
         axes = padded(axes, FRACTAL)
         reduce = padded(reduce, c0_of(expr.args[0].dtype))
         logical = tensor.shape
-    fields = names[tensor], tensor.dtype, axes, expr, body.fold, reduce, fresh(axes, reduce)
-    return Stage(*fields, output=output, logical=logical)
+    return Stage(
+        names[tensor],
+        tensor.dtype,
+        axes,
+        expr,
+        fold=body.fold,
+        reduce=reduce,
+        loops=fresh(axes, reduce),
+        output=output,
+        logical=logical,
+    )
 
 
 def fresh(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:

@@ -21,24 +21,24 @@ from ascend_lab.operators.dsl.lower import lower
 from ascend_lab.operators.dsl.schedule import Schedule, show
 
 # fmt: off
-_BY_ELEMENT = (
+_ELEMENTWISE = (
     "vadd", "vsub", "vmul", "vdiv", "vmax", "vmin", "vadds", "vmuls", "vmaxs", "vmins", "vabs",
     "vexp", "vlog", "vsqrt", "vrsqrt", "vrec", "vrelu", "vnot", "vand", "vor", "vcmp", "select",
     "cast_to", "floor", "ceil", "round", "broadcast",
 )
-_WHOLE = (
+_WHOLE_TENSOR = (
     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "matmul", "conv2d", "pooling2d",
     "reshape", "transpose", "concat", "slice", "pad", "gather", "scatter",
 )
 # fmt: on
-OPERATIONS = (*_BY_ELEMENT, *_WHOLE)
+OPERATIONS = (*_ELEMENTWISE, *_WHOLE_TENSOR)
 """The whole-tensor operations, by their published names."""
 
 SHAPE_SIZE_LIMIT = 2**31
 """Most elements a TBE operator takes."""
 
 # A stack: blocks of `cce` may be nested, and the innermost chip is the target.
-_target: list[Chip] = []
+_targets: list[Chip] = []
 _kernels: dict[str, Kernel] = {}
 
 
@@ -51,11 +51,11 @@ class FusionManager:
     def register(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return the decorator that registers a compute function under `name`."""
 
-        def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
             self.functions[name] = function
             return function
 
-        return keep
+        return add
 
     def get(self, name: str) -> Callable[..., Any]:
         """Return a registered compute function; raise `InputError` with the registered names."""
@@ -71,11 +71,11 @@ fusion_manager = FusionManager()
 @contextmanager
 def cce(chip: Chip | str = "Ascend310") -> Iterator[Chip]:
     """Make a chip the target of `auto_schedule` inside the block."""
-    _target.append(load_chip(chip) if isinstance(chip, str) else chip)
+    _targets.append(load_chip(chip) if isinstance(chip, str) else chip)
     try:
-        yield _target[-1]
+        yield _targets[-1]
     finally:
-        _target.pop()
+        _targets.pop()
 
 
 def placeholder(shape: Sequence[int], name: str = "", dtype: str = "float16") -> tensor.Tensor:
@@ -85,9 +85,9 @@ def placeholder(shape: Sequence[int], name: str = "", dtype: str = "float16") ->
 
 def auto_schedule(outputs: tensor.Tensor | Sequence[tensor.Tensor]) -> Schedule:
     """Return the default schedule for the chip of the enclosing `with tvm.target.cce()`."""
-    if not _target:
+    if not _targets:
         raise ScheduleError("a target chip", "none", "write it inside `with tvm.target.cce():`")
-    return auto.auto_schedule(outputs, _target[-1])
+    return auto.auto_schedule(outputs, _targets[-1])
 
 
 def build(schedule: Schedule, config: Mapping[str, Any]) -> Kernel:
@@ -114,14 +114,12 @@ def built(name: str) -> Kernel:
     return _kernels[name]
 
 
-def produce_shapes(one: Sequence[int], two: Sequence[int]) -> tuple[list[int], ...]:
+def produce_shapes(a: Sequence[int], b: Sequence[int]) -> tuple[list[int], ...]:
     """Return both shapes with ones in front to equal rank, and the shape they broadcast to."""
     # (3, 1) and (4,) become (3, 1), (1, 4) and (3, 4).
-    out_shape = list(formulas.broadcast_shapes(one, two))
-    one_shape, two_shape = (
-        [1] * (len(out_shape) - len(shape)) + list(shape) for shape in (one, two)
-    )
-    return one_shape, two_shape, out_shape
+    out_shape = list(formulas.broadcast_shapes(a, b))
+    a_shape, b_shape = ([1] * (len(out_shape) - len(shape)) + list(shape) for shape in (a, b))
+    return a_shape, b_shape, out_shape
 
 
 def check_shape_size(shape: Sequence[int], limit: int = SHAPE_SIZE_LIMIT) -> None:
@@ -153,8 +151,8 @@ def check_input_type(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..
             # Fewer types than arguments: the arguments behind are not checked.
             for number, (value, kind) in enumerate(zip(args, kinds, strict=False)):
                 if not isinstance(value, kind):
-                    what = f"{function.__name__}: argument {number} a {kind.__name__}"
-                    raise TypeMismatchError(what, type(value).__name__, "see its signature")
+                    needed = f"{function.__name__}: argument {number} a {kind.__name__}"
+                    raise TypeMismatchError(needed, type(value).__name__, "see its signature")
             return function(*args, **kwargs)
 
         return checked
@@ -180,7 +178,7 @@ lang = SimpleNamespace(
         util=util,
         auto_schedule=auto_schedule,
         cce_build_code=build,
-        **{name: getattr(formulas, name) for name in _BY_ELEMENT},
-        **{name: getattr(operations, name) for name in _WHOLE},
+        **{name: getattr(formulas, name) for name in _ELEMENTWISE},
+        **{name: getattr(operations, name) for name in _WHOLE_TENSOR},
     )
 )

@@ -1,4 +1,8 @@
-"""Tensors and the scalar expressions that compute them: reads and vector-unit operations."""
+"""Tensors, and the scalar expressions that compute their elements.
+
+The tensor y[i] = exp(x[i]) + 1 has the axis i and an expression of two calls, vexp and vadds, on
+the element x[i]. Each call is one operation of the vector unit.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +104,10 @@ class Load(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Read(Expr):
-    """An element of a named tensor inside a schedule."""
+    """An element of a tensor inside a schedule, in which tensors are known by their names.
+
+    `format` is the number format, `view` as in `Load`.
+    """
 
     source: str
     format: str
@@ -111,6 +118,11 @@ class Read(Expr):
     def dtype(self) -> str:
         """Number format of the tensor."""
         return self.format
+
+    @property
+    def axis_names(self) -> set[str]:
+        """Names of the axes in the index: i and j for x[8 i + j, 0]."""
+        return {name for entry in self.index for name, _ in entry.terms}
 
     def __str__(self) -> str:
         return f"{self.source}[{', '.join(map(str, self.index))}]"
@@ -161,19 +173,21 @@ def binary(op: str, left: Expr, right: Expr | float) -> Call:
     scalar = float(right)
     # x + 2 needs no tensor of twos: the number is a part of the instruction.
     scalar_forms = {"vadd": "vadds", "vmul": "vmuls", "vmax": "vmaxs", "vmin": "vmins"}
-    if op == "vsub":  # the chip has no scalar subtraction or division: x - 2 = x + (-2)
-        op = "vadd"
+    # The chip has no scalar subtraction or division: x - 2 = x + (-2), and x / 2 = x * 0.5.
+    scalar_op = op
+    if op == "vsub":
+        scalar_op = "vadd"
         scalar = -scalar
     if op == "vdiv":
         _check_float(op, left)
-        op = "vmul"
+        scalar_op = "vmul"
         scalar = 1.0 / scalar
     low, high = WHOLE.get(left.dtype, (-math.inf, math.inf))
     # x * 0.5 of an int32 tensor would round 0.5 to 0 and return zeros.
     if left.dtype in WHOLE and not (low <= scalar <= high and scalar == int(scalar)):
-        needed = f"{op}: a whole number from {low} to {high} for {left.dtype}"
+        needed = f"{scalar_op}: a whole number from {low} to {high} for {left.dtype}"
         raise TypeMismatchError(needed, f"{scalar:g}", "cast to a float format first")
-    return Call(scalar_forms[op], (left,), left.dtype, scalar)
+    return Call(scalar_forms[scalar_op], (left,), left.dtype, scalar)
 
 
 def unary(op: str, value: Expr, *, mode: str = "", dtype: str = "") -> Call:
@@ -288,8 +302,8 @@ class Tensor:
         if len(indices) != len(self.shape):
             needed = f"{self.label}: {len(self.shape)} indices for shape {self.shape}"
             raise ShapeError(needed, str(len(indices)), "give one index per dimension")
-        index = (getattr(i, "affine", i) for i in indices)
-        return Load(self, tuple(i if isinstance(i, Affine) else Affine(int(i)) for i in index))
+        entries: list[Any] = [getattr(i, "affine", i) for i in indices]
+        return Load(self, tuple(i if isinstance(i, Affine) else Affine(int(i)) for i in entries))
 
     def __repr__(self) -> str:
         return f"Tensor({self.label}, {self.shape}, {self.dtype})"
@@ -359,7 +373,7 @@ def unique_names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
     for tensor in tensors:
         name = tensor.name or tensor.hint
         number = 1
-        # Two results of te.vexp without names become exp and exp_2; only the user's own names may
+        # Two results of te.vexp without names become vexp and vexp_2; only the user's own names may
         # not repeat.
         while not tensor.name and name in taken:
             number += 1

@@ -1,13 +1,13 @@
 """Tiles of a loop nest: where they lie, which pipes fill and empty them, and who waits for whom.
 
-Tiles in UB that the same pipes fill and empty in the same loop share one queue: one flag says that
-all of them are full, another that all are free.
+For y = a + b the tiles of a and b are filled by MTE2 and emptied by the vector unit, that of y is
+filled by the vector unit and emptied by MTE3. Tiles in UB that the same pipes fill and empty in the
+same loop share one queue: one flag says that all of them are full, another that all are free.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine import isa, layout
@@ -46,7 +46,16 @@ class Group:
 
 
 class Tiles:
-    """All tiles of one program, and the GM tensors behind them."""
+    """All tiles of one program, and the GM tensors that they are copied from or to.
+
+    - elements: the size of each GM tensor; `tensors` holds those that the program has used so far
+    - first_boxes: the box of each stage in its first step (empty until it is needed)
+    - has_whole_blocks: whether all rows of all tiles are whole blocks
+    - fractal: the names of the stages of a matrix product, whose tiles are fractals
+    - open_tiles: the tiles that are in use now, by stage
+    - filled: the tiles whose padding behind each row has been written, so that it may be read
+    - groups: the queue that each of the tiles with a queue belongs to
+    """
 
     def __init__(self, state: State, root: str, unit: Unit, elements: Mapping[str, int]) -> None:
         self.state = state
@@ -55,20 +64,20 @@ class Tiles:
         self.builder = unit.builder
         self.elements = elements
         self.tensors: dict[str, isa.Buffer] = {}
-        self.first: dict[str, boxes.Box] = {}
+        self.first_boxes: dict[str, boxes.Box] = {}
         stages = [s for s in state.stages if isinstance(s, Stage)]
         block = math.lcm(32, *(s.align for s in stages))
-        self.smooth = all(_whole_blocks(state, s, block) for s in stages)
+        self.has_whole_blocks = all(_whole_blocks(state, s, block) for s in stages)
         self.fractal = {s.name for s in stages if fractals.role_of(state, s)}
-        self.held: dict[str, OpenTile] = {}
+        self.open_tiles: dict[str, OpenTile] = {}
         self.filled: set[str] = set()
         self.groups: dict[str, Group] = {}
 
     # -- operands -------------------------------------------------------------------------------
-    def place(self, name: str, view: tuple[int, ...] = ()) -> OpenTile:
+    def tile_of(self, name: str, view: tuple[int, ...] = ()) -> OpenTile:
         """Return a tile, or a GM tensor as if it were one, under the shape `view` if given."""
-        if name in self.held:
-            return self.held[name]
+        if name in self.open_tiles:
+            return self.open_tiles[name]
         # A tensor in GM is a tile that holds everything: it starts at 0 in every dimension.
         entry = self.state.find(name)
         if entry.scope != "GM":
@@ -82,7 +91,7 @@ class Tiles:
 
     def view(self, read: Read, box: boxes.Box, axes: Sequence[Axis]) -> View:
         """Return what `read` addresses while `axes` run through a box."""
-        tile = self.place(read.source, read.view)
+        tile = self.tile_of(read.source, read.view)
         offset = isa.Affine()
         strides = dict.fromkeys((a.name for a in axes), 0)
         filled_row = boxes.row_of(tile.sizes) if read.source in self.filled else -1
@@ -102,23 +111,27 @@ class Tiles:
         # A tile whose rows are one block of equal numbers is read as this block, repeatedly along
         # the row.
         repeats = getattr(self.state.find(read.source), "repeats", False)
-        by_blocks = repeats and not read.index[-1].terms
         return View(
-            tile.memory, tile.dtype, offset, tuple(strides.values()), by_blocks, row_elements
+            tile.memory,
+            tile.dtype,
+            offset,
+            tuple(strides.values()),
+            blocks=repeats and not read.index[-1].terms,
+            row=row_elements,
         )
 
-    def room(self, stage: Stage, box: boxes.Box) -> View:
-        """Return where a stage writes, noting whole rows whose padding may be overwritten too."""
-        view = self.own_view(stage, box)
-        tile = self.place(stage.name)
+    def output_view(self, stage: Stage, box: boxes.Box) -> View:
+        """Return where a stage writes; whole rows are marked, whose padding may be written, too."""
+        view = self.exact_output_view(stage, box)
+        tile = self.tile_of(stage.name)
         row = boxes.row_of(tile.sizes)
         start = box[stage.axes[row].name].start
         size = tile.sizes[row]
-        whole_rows = start == tile.starts[row] and box[stage.axes[row].name].count == size
-        return replace(view, row=size if whole_rows and stage.align > 1 else 0)
+        has_whole_rows = start == tile.starts[row] and box[stage.axes[row].name].count == size
+        return replace(view, row=size if has_whole_rows and stage.align > 1 else 0)
 
-    def own_view(self, stage: Stage, box: boxes.Box) -> View:
-        """Return where a stage writes."""
+    def exact_output_view(self, stage: Stage, box: boxes.Box) -> View:
+        """Return where a stage writes, without the padding of rows."""
         return self.view(Read(stage.name, stage.dtype, identity(stage.axes)), box, stage.axes)
 
     # -- slots ----------------------------------------------------------------------------------
@@ -127,12 +140,12 @@ class Tiles:
         strides, elements = boxes.row_steps(stage, sizes)
         if stage.name in self.fractal:
             elements = math.prod(sizes)
-        memory: Memory
         # b = exp(a) may take the memory of a, if nobody reads a afterwards.
         overwritten = overwrites(self.state, stage)
-        old_tile = None if overwritten in self.groups else self.held.get(overwritten)
+        old_tile = None if overwritten in self.groups else self.open_tiles.get(overwritten)
         # In place needs equal bytes: same format, sizes and strides, of tiles only vectors touch.
         may_overwrite = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
+        memory: Memory
         if (
             may_overwrite
             and old_tile
@@ -143,7 +156,7 @@ class Tiles:
             memory = self._slot(self.groups[stage.name], stage.name)
         else:
             memory = self._allocate(stage, sizes, elements)
-        self.held[stage.name] = OpenTile(memory, stage.dtype, starts, sizes, strides)
+        self.open_tiles[stage.name] = OpenTile(memory, stage.dtype, starts, sizes, strides)
         self.filled.discard(stage.name)
 
     def _slot(self, group: Group, name: str) -> isa.Tile:
@@ -162,9 +175,16 @@ class Tiles:
         group = next((self.groups[n] for n in partners if n in self.groups), None)
         if group is None:
             by_scalar = any(self._by_scalar(self.state.stage(n)) for n in partners)
-            pipes: dict[str, Any] = {"src": writer, "dst": reader, "via": "S" if by_scalar else ""}
-            tile_fields = (stage.name, stage.scope, stage.dtype, elements)
-            queue = self.builder.queue(*tile_fields, depth=stage.depth, **pipes)
+            queue = self.builder.queue(
+                stage.name,
+                stage.scope,
+                stage.dtype,
+                elements,
+                src=writer,
+                dst=reader,
+                depth=stage.depth,
+                via="S" if by_scalar else "",
+            )
             group = Group(queue, partners, {stage.name: queue.buffer})
         else:
             group.buffers[stage.name] = group.queue.join(stage.name, stage.dtype, elements)
@@ -192,13 +212,12 @@ class Tiles:
         It does on chips whose copies move whole blocks only, if a row may end inside a block and
         the vector unit cannot repair that end (`by_blocks`).
         """
-        if not self.builder.chip.combined or stage.name in self.fractal or self.smooth:
+        if not self.builder.chip.combined or stage.name in self.fractal or self.has_whole_blocks:
             return False
         row_sizes = self._row_sizes(stage)
-        whole_blocks = not any(n % isa.c0_of(stage.dtype) for n, _ in row_sizes)
-        return not whole_blocks and (
-            not self.by_blocks(stage) or min(n for _, n in row_sizes) < stage.align
-        )
+        if not any(n % isa.c0_of(stage.dtype) for n, _ in row_sizes):
+            return False
+        return not self.by_blocks(stage) or min(n for _, n in row_sizes) < stage.align
 
     def by_blocks(self, stage: Stage) -> bool:
         """True if ragged rows can be copied by whole blocks and repaired by the vector unit.
@@ -214,19 +233,21 @@ class Tiles:
         if any(leaf.tail == "guard" and leaf.width > 1 for copy in copies for leaf in copy.loops):
             return False  # its last step is moved back over the one before
         for copy in stores:
-            used_axes = {name for r in copy.reads for i in r.index for name, _ in i.terms}
+            used_axes = set[str]().union(*(read.axis_names for read in copy.reads))
             # y[i, j] = t[j] stores one row of the tile for every i: again after it was shifted.
             if any(a.extent > 1 and a.name not in used_axes for a in copy.axes):
                 return False
-        only_vector = len(stores) == len(readers) if self.writer(stage) == "V" else not stores
-        return stage.dtype in ("fp16", "fp32") and stage.align > 1 and only_vector
+        has_other_readers = bool(stores)
+        if self.writer(stage) == "V":
+            has_other_readers = len(stores) < len(readers)
+        return stage.dtype in ("fp16", "fp32") and stage.align > 1 and not has_other_readers
 
     def is_narrow(self, stage: Stage) -> bool:
         """True for a tile with rows shorter than a block that is stored by whole blocks."""
         row = stage.shape[boxes.row_of(stage.shape)]
-        stored = any(getattr(r, "scope", "") == "GM" for r in self.state.readers(stage.name))
-        combined = self.builder.chip.combined and stage.name not in self.fractal
-        return combined and stored and row < stage.align and self.by_blocks(stage)
+        is_stored = any(getattr(r, "scope", "") == "GM" for r in self.state.readers(stage.name))
+        needs_blocks = self.builder.chip.combined and stage.name not in self.fractal
+        return needs_blocks and is_stored and row < stage.align and self.by_blocks(stage)
 
     def check_ends(self, stage: Stage, has_leftover: bool) -> None:
         """Raise `ScheduleError` if elements need the scalar unit, which the queue leaves out."""
@@ -242,16 +263,18 @@ class Tiles:
 
         A loop over 100 columns in steps of 32 makes tiles with rows of 32 and, at its end, of 4.
         """
-        if not self.first:
-            self.first = boxes.first_boxes(self.state, self.root)
+        if not self.first_boxes:
+            self.first_boxes = boxes.first_boxes(self.state, self.root)
         row_sizes: set[tuple[int, int]] = set()
         row = boxes.row_of(stage.shape)
-        for host, box in self.first.items():
+        for host, box in self.first_boxes.items():
+            if host == stage.name:
+                continue
             nest = self.state.stage(host)
-            for axis in (*nest.axes, *nest.reduce) if host != stage.name else ():
+            for axis in (*nest.axes, *nest.reduce):
                 for width in _parts(nest.loops[: schedule.loop_count(self.state, nest)], axis):
                     cut_box = box | {axis.name: boxes.Range(isa.Affine(), width)}
-                    other_boxes = {} if host == self.root else self.first
+                    other_boxes = {} if host == self.root else self.first_boxes
                     sizes = boxes.tile_sizes(self.state, stage, {**other_boxes, host: cut_box})
                     first_axis = row if sizes[row] < stage.shape[row] else max(row - 1, 0)
                     row_sizes.add((sizes[row], math.prod(sizes[first_axis : row + 1])))
@@ -261,8 +284,8 @@ class Tiles:
         """Return the pipe that fills the tile of a stage."""
         if stage.scope != "UB":
             return PIPE_INTO[stage.scope]
-        loads = stage.is_copy and self.state.find(stage.sources[0]).scope == "GM"
-        return "MTE2" if loads else "V"
+        is_load = stage.is_copy and self.state.find(stage.sources[0]).scope == "GM"
+        return "MTE2" if is_load else "V"
 
     def reader(self, stage: Stage) -> str:
         """Return the pipe that empties the tile of a stage: "V" if only the vector unit uses it."""
@@ -295,7 +318,7 @@ class Tiles:
         group.queue.enqueue()
         slot = group.queue.dequeue()
         for name in group.filled:
-            self.held[name] = replace(self.held[name], memory=group.tile(name, slot))
+            self.open_tiles[name] = replace(self.open_tiles[name], memory=group.tile(name, slot))
 
     def release(self, name: str) -> None:
         """Release a tile; a group frees its slot when its first tile is released.
@@ -303,8 +326,8 @@ class Tiles:
         A tile that only the vector unit touches becomes scratch again, unless another tile was
         computed in its memory.
         """
-        tile = self.held.pop(name, None)
-        if tile is not None and all(t.memory is not tile.memory for t in self.held.values()):
+        tile = self.open_tiles.pop(name, None)
+        if tile is not None and all(t.memory is not tile.memory for t in self.open_tiles.values()):
             self.unit.give(tile.memory)
         group = self.groups.get(name)
         if group is not None and group.slot is not None:

@@ -372,7 +372,7 @@ def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, share: isa.Share) -
     count, pitch, cores = share
     job = layout.Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")
     writer = layout.MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
-    k = writer.k
+    k = writer.builder
     steps = indexed_rows.l2_trip_steps(chip)
     # One repeat of ones: S copies the first.
     lanes = chip.vector_bytes_per_repeat // layout.item_bytes(dtype)

@@ -109,9 +109,10 @@ def _masked_shape(x: Shape, mask: Shape) -> Shape:
 
 def _masked_softmax_gradients(s: gradients.Site) -> Grads:
     scores_gradient = reduction.softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
-    return scores_gradient, s.net.summed_to(scores_gradient, s.shape(1)) if s.needs_gradient[
-        1
-    ] else None
+    mask_gradient = None
+    if s.needs_gradient[1]:
+        mask_gradient = s.net.summed_to(scores_gradient, s.shape(1))
+    return scores_gradient, mask_gradient
 
 
 define(
@@ -251,9 +252,8 @@ def _attention(
     scores = _scores(q, k, scale)
     if mask:
         scores = te.vadd(scores, te.broadcast(wide(mask[0]), scores.shape))
-    return batched_product(
-        narrow(reduction.softmax(scores, axis=-1), q.dtype), v, False, False, None
-    )
+    probabilities = narrow(reduction.softmax(scores, axis=-1), q.dtype)
+    return batched_product(probabilities, v, False, False, None)
 
 
 def _flash_expression(
@@ -291,7 +291,8 @@ def _attention_gradients(s: gradients.Site) -> Grads:
     v = s.x(2)
     scores = net.scaled(net.batch_matmul(q, k, trans_b=True), scale)
     has_mask = len(s.inputs) > 3
-    scores = net.add(scores, s.x(3)) if has_mask else scores
+    if has_mask:
+        scores = net.add(scores, s.x(3))
     probabilities = net.wide(net.softmax(scores, axis=-1))
     # (t, s) (s, e) = (t, e), the shape of v.
     dv = net.batch_matmul(net.in_format(probabilities, dtype), s.g, trans_a=True)
@@ -323,10 +324,8 @@ def _attention_slices(
     for mask in shapes[3:]:
         mask_sources = slicing.following((mask,), scores)[:-1]
         for axis, sources in enumerate(mask_sources):
-            axis_sources[axis] = (
-                *axis_sources[axis],
-                *(slicing.Source(3, s.axis) for s in sources),
-            )
+            sources_in_mask = (slicing.Source(3, source.axis) for source in sources)
+            axis_sources[axis] = (*axis_sources[axis], *sources_in_mask)
     return slicing.axis_rules("CubeMatmul", axis_sources)
 
 
@@ -342,9 +341,8 @@ def _causal_slices(shapes: tuple[Shape, ...], *, causal: bool) -> slicing.SliceR
         sources = tuple(slicing.Source(number, axis) for number in range(len(shapes)))
         all_have_axis = all(len(s) == len(out_shape) and s[axis] == out_shape[axis] for s in shapes)
         is_batch = axis < len(out_shape) - 3
-        axis_sources.append(
-            sources if is_batch and all_have_axis else "queries share or count keys"
-        )
+        is_free = is_batch and all_have_axis
+        axis_sources.append(sources if is_free else "queries share or count keys")
     return slicing.axis_rules("CubeMatmul", axis_sources)
 
 

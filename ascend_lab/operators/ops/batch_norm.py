@@ -92,10 +92,10 @@ def _moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """Return the mean of each channel, x minus this mean, and the biased variance."""
     axes = _all_but_channels(x.shape)
     # 1 / (n h w): (2, 16, 3, 5) has 480 elements, so 16 / 480 = 1 / 30.
-    share = x.shape[1] / elements(x.shape)
-    mean = te.vmuls(te.reduce_sum(x, axes), share)
+    inverse_count = x.shape[1] / elements(x.shape)
+    mean = te.vmuls(te.reduce_sum(x, axes), inverse_count)
     centred = te.vsub(x, along(mean, 1, x.shape))
-    return mean, centred, te.vmuls(te.reduce_sum(te.vmul(centred, centred), axes), share)
+    return mean, centred, te.vmuls(te.reduce_sum(te.vmul(centred, centred), axes), inverse_count)
 
 
 def _training(
@@ -179,13 +179,13 @@ def _training_gradients(s: Site) -> Grads:
     """
     net = s.net
     shape = s.shape()
-    share = shape[1] / elements(shape)
+    inverse_count = shape[1] / elements(shape)
     grad = s.g
     mean = _batch_statistic(s, 1)
     dscale, dbias, inverse_std = _norm_gradients(s, mean, _batch_statistic(s, 2))
     # dx = (g - x b - c) a, one number per channel each: no other tensor of the image's size
-    b = net.mul(net.muls(dscale, number=share), inverse_std)
-    c = net.sub(net.muls(dbias, number=share), net.mul(mean, b))
+    b = net.mul(net.muls(dscale, number=inverse_count), inverse_std)
+    c = net.sub(net.muls(dbias, number=inverse_count), net.mul(mean, b))
     centred = net.sub(net.sub(grad, net.mul(s.x(), b)), c)
     dx = net.mul(centred, net.mul(_as_column(s, s.x(1)), inverse_std))
     return dx, net.shaped(dscale, (shape[1],)), net.shaped(dbias, (shape[1],)), None, None
@@ -300,9 +300,8 @@ def _update_grad(
     centred = te.vsub(wide(x), te.broadcast(mean, x.shape))
     moment = te.reshape(te.reduce_sum(te.vmul(wide_grad, centred), SUMMED_AXES), column_shape)
     inverse_std = te.vrsqrt(te.vadds(variance, epsilon))
-    return te.vmul(moment, inverse_std), te.reshape(
-        te.reduce_sum(wide_grad, SUMMED_AXES), column_shape
-    )
+    dbias = te.reshape(te.reduce_sum(wide_grad, SUMMED_AXES), column_shape)
+    return te.vmul(moment, inverse_std), dbias
 
 
 def _grad_values(

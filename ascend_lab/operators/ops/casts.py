@@ -1,4 +1,7 @@
-"""Casts: conversions of number formats, which round once, as the vector unit's vconv does."""
+"""Casts: conversions of number formats, which round once, as the vector unit's vconv does.
+
+For example, 2.5 in fp32 becomes 2 in int32, and 300 becomes 127 in int8.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +11,7 @@ import numpy as np
 from ascend_lab import errors
 from ascend_lab.operators import dsl as te, kernels
 from ascend_lab.operators.ops import elementwise, formats as forms
-from ascend_lab.operators.ops.formats import (
-    TypeRule,
-    Values,
-    exact,
-)
+from ascend_lab.operators.ops.formats import TypeRule, Values, exact
 from ascend_lab.operators.ops.operator import REQUIRED, Domain, Example, Template, define
 
 DIRECT_CASTS: Mapping[str, tuple[str, ...]] = {
@@ -85,6 +84,7 @@ def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
     return _cast(integers, dtype=dtype, round="rint")
 
 
+# For each of `elementwise.EXAMPLES`, the format and the rounding with which the cast is tested.
 _CASTS = (
     ("fp32", ""),
     ("fp16", ""),

@@ -66,12 +66,14 @@ def _output_pads(output_padding: Any) -> Pair:
 
 
 def _output_size(
-    size: Pair, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, extra: Pair
+    size: Pair, kernel: Pair, strides: Pair, pads: Pairs, dilations: Pair, output_pads: Pair
 ) -> Pair:
-    """Return (size - 1) stride + reach - pads + extra per axis."""
-    spans = reach(kernel, spread)
+    """Return (size - 1) stride + reach - pads + output_pads per axis."""
+    spans = reach(kernel, dilations)
     # 3 rows, 3 x 3 kernel, stride 2, no pads, output padding 1: (3 - 1) 2 + 3 + 1 = 8.
-    rows, columns = ((size[i] - 1) * step[i] + spans[i] - sum(pads[i]) + extra[i] for i in range(2))
+    rows, columns = (
+        (size[i] - 1) * strides[i] + spans[i] - sum(pads[i]) + output_pads[i] for i in range(2)
+    )
     return rows, columns
 
 
@@ -79,17 +81,19 @@ def _dx_shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attr
     check_rank("x (n, c, h, w)", x, 4)
     check_rank("weight (c, k / groups, r, s)", weight, 4)
     groups = attrs["groups"]
-    extra = _output_pads(output_padding)
-    step, pads, spread = geometry(**attrs)
+    output_pads = _output_pads(output_padding)
+    strides, pads, dilations = geometry(**attrs)
     check_groups(x[1], weight[1] * groups, groups)
     if weight[0] != x[1]:
         needed = f"weights of {x[1]} input channels, as x {x}"
         raise errors.ShapeError(needed, f"weight {weight}", "(c, k/groups, r, s)")
-    if any(extra[i] >= max(step[i], spread[i]) for i in range(2)):
-        needed = f"output_padding below stride {step} or dilation {spread}"
-        raise errors.ShapeError(needed, str(extra), "reduce it")
+    if any(output_pads[i] >= max(strides[i], dilations[i]) for i in range(2)):
+        needed = f"output_padding below stride {strides} or dilation {dilations}"
+        raise errors.ShapeError(needed, str(output_pads), "reduce it")
     convolution.check_bias(bias, weight[1] * groups)
-    out_hw = _output_size((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
+    out_hw = _output_size(
+        (x[2], x[3]), (weight[2], weight[3]), strides, pads, dilations, output_pads
+    )
     if min(out_hw) < 1:
         raise errors.ShapeError("an output of at least 1 x 1", str(out_hw), "use less padding")
     return (x[0], weight[1] * groups, *out_hw)
@@ -98,10 +102,10 @@ def _dx_shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attr
 def _dx_values(
     x: Values, weight: Values, *bias: Values, output_padding: Any, groups: int, **attrs: Any
 ) -> Values:
-    step, pads, spread = geometry(**attrs)
+    strides, pads, dilations = geometry(**attrs)
     kernel = (weight.shape[2], weight.shape[3])
-    extra = _output_pads(output_padding)
-    size = _output_size((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
+    output_pads = _output_pads(output_padding)
+    size = _output_size((x.shape[2], x.shape[3]), kernel, strides, pads, dilations, output_pads)
     # Each pixel (i, j) of x times the kernel: (n, g, k, i, j, r, s), added where it falls below.
     parts = np.einsum(
         "ngcij,gckrs->ngkijrs", grouped(x, groups, 1), grouped(weight, groups, 0), optimize=True
@@ -110,7 +114,7 @@ def _dx_values(
     # the padded output is larger than the windows' reach by the output padding, at the far side
     padded_size = tuple(s + sum(p) for s, p in zip(size, pads, strict=True))
     image = add_windows(
-        parts.reshape((n, g * k, *parts.shape[3:])), (n, g * k, *padded_size), step, spread
+        parts.reshape((n, g * k, *parts.shape[3:])), (n, g * k, *padded_size), strides, dilations
     )
     result = cropped(image, pads, size)
     return result + bias[0].reshape(-1, 1, 1) if bias else result
@@ -140,19 +144,19 @@ def _reached_grad(s: gradients.Site, grad: Any) -> Any:
     Output padding may exceed the stride if the dilation is larger. conv2d_grad_weight takes a
     remainder below the stride only, so whole strides are cut off.
     """
-    extra = _output_pads(s.attrs["output_padding"])
-    step = pair("stride", s.attrs["stride"])
+    output_pads = _output_pads(s.attrs["output_padding"])
+    strides = pair("stride", s.attrs["stride"])
     # Output padding 3 at stride 2: 2 rows are cut off, and 1 is left as the remainder.
-    unreached = tuple(e - e % n for e, n in zip(extra, step, strict=True))
+    unreached = tuple(e - e % n for e, n in zip(output_pads, strides, strict=True))
     end = (*grad.shape[:2], grad.shape[2] - unreached[0], grad.shape[3] - unreached[1])
     return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
 
 
-def with_gaps(x: te.Tensor, step: Pair) -> te.Tensor:
+def with_zeros_between(x: te.Tensor, strides: Pair) -> te.Tensor:
     """Return x with stride - 1 zeros between neighbouring pixels."""
     # along each axis: (n) -> (n, 1) -> padded to (n, stride) -> (n stride) -> last zeros cut off;
     # a, b with stride 3 becomes a 0 0 b
-    for axis, stride in ((2, step[0]), (3, step[1])):
+    for axis, stride in ((2, strides[0]), (3, strides[1])):
         if stride == 1 or x.shape[axis] == 1:
             continue
         with_gap = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
@@ -170,7 +174,8 @@ def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
         rows = [
             te.slice(weight, *span(weight.shape, axis, i, i + 1)) for i in range(last_row, -1, -1)
         ]
-        weight = te.concat(rows, axis) if len(rows) > 1 else weight
+        if len(rows) > 1:
+            weight = te.concat(rows, axis)
     c, k, r, s = weight.shape
     # (c, k / g, r, s) in 2 groups of 3 channels: (2, 3, k / g, r, s), turned to (2, k / g, 3, r,
     # s).
@@ -185,13 +190,15 @@ def _dx_expression(
 
     The padding is reach - 1 - pad. If pad exceeds reach - 1 it is negative, and rows are cut off.
     """
-    step, pads, spread = geometry(**attrs)
-    spans = reach((weight.shape[2], weight.shape[3]), spread)
-    extra = _output_pads(attrs["output_padding"])
+    strides, pads, dilations = geometry(**attrs)
+    spans = reach((weight.shape[2], weight.shape[3]), dilations)
+    output_pads = _output_pads(attrs["output_padding"])
     # the convolution pads reach - 1 - pad on both sides, and adds the output padding at the end
     # 3 x 3, pad 1, output padding 1: sides (1, 2).
-    sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
-    image = with_gaps(x, step)
+    sides = [
+        (spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + output_pads[i]) for i in range(2)
+    ]
+    image = with_zeros_between(x, strides)
     if min(map(min, sides)) < 0:
         ends = (n - max(0, -high) for n, (_, high) in zip(image.shape[2:], sides, strict=True))
         begin = (0, 0, *(max(0, -low) for low, _ in sides))
@@ -199,7 +206,7 @@ def _dx_expression(
     pad = tuple(max(0, n) for side in sides for n in side)
     out_dtype = cube_result(x.dtype, attrs)
     flipped = _flipped(weight, groups)
-    return convolved(image, flipped, bias, out_dtype, pad=pad, dilation=spread, groups=groups)
+    return convolved(image, flipped, bias, out_dtype, pad=pad, dilation=dilations, groups=groups)
 
 
 def _channel_rule(shapes: tuple[Shape, ...], groups: int) -> AxisRule:
@@ -219,11 +226,11 @@ def _dx_slices(
     shapes: tuple[Shape, ...], *, output_padding: Any, groups: int, **attrs: Any
 ) -> SliceRules:
     weight = shapes[1]
-    extra = _output_pads(output_padding)
-    step, pads, spread = geometry(**attrs)
-    spans = reach((weight[2], weight[3]), spread)
+    output_pads = _output_pads(output_padding)
+    strides, pads, dilations = geometry(**attrs)
+    spans = reach((weight[2], weight[3]), dilations)
     windows = [
-        Window(pads[i][0], spans[i] - 1 - pads[i][0], step[i], spread[i], inverse=True)
+        Window(pads[i][0], spans[i] - 1 - pads[i][0], strides[i], dilations[i], inverse=True)
         for i in range(2)
     ]
     rules = (
@@ -238,17 +245,17 @@ def _dx_slices(
         If they do not reach its end, output padding extends the result.
         """
         if axis < 2:
-            unchanged = axis == 0 or groups == 1
-            return {} if unchanged else {"groups": (piece[1] - piece[0]) // weight[1]}
+            keeps_groups = axis == 0 or groups == 1
+            return {} if keeps_groups else {"groups": (piece[1] - piece[0]) // weight[1]}
         i = axis - 2
         first, last = ranges[0][axis]
         # in the padded output of the piece's inputs alone, the piece begins at `low`
         # 8 outputs of 4 rows (3 x 3, stride 2, pad 1): outputs 0 .. 3 read rows 0 .. 2, which alone
         # make (3 - 1) 2 + 3 = 7 rows; low = 1 is cut off in front, high = 7 - 1 - 4 = 2 behind.
-        low = piece[0] + pads[i][0] - first * step[i]
-        high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
+        low = piece[0] + pads[i][0] - first * strides[i]
+        high = (last - first - 1) * strides[i] + spans[i] - low - (piece[1] - piece[0])
         padding = list(pads)
-        filling = list(extra)
+        filling = list(output_pads)
         padding[i] = (low, max(0, high))
         filling[i] = max(0, -high)
         return {"pad": tuple(padding), "output_padding": tuple(filling)}
@@ -261,22 +268,22 @@ def deconv_shape(call: Call) -> DeconvShape:
     (n, c, h, w), (_, k, r, s) = call.shapes[:2]
     attrs = call.attrs
     main = call.dtypes[0]
-    step, pads, spread = geometry(**attrs)
+    strides, pads, dilations = geometry(**attrs)
     return DeconvShape(
-        n,
-        c,
-        h,
-        w,
-        k * attrs["groups"],
-        r,
-        s,
-        step,
-        (*pads[0], *pads[1]),
-        main,
-        cube_result(main, attrs),
-        spread,
-        attrs["groups"],
-        _output_pads(attrs["output_padding"]),
+        n=n,
+        c=c,
+        h=h,
+        w=w,
+        k=k * attrs["groups"],
+        r=r,
+        s=s,
+        stride=strides,
+        pad=(*pads[0], *pads[1]),
+        dtype=main,
+        out_dtype=cube_result(main, attrs),
+        dilation=dilations,
+        groups=attrs["groups"],
+        output_pad=_output_pads(attrs["output_padding"]),
     )
 
 
@@ -340,8 +347,8 @@ def _dw_slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> Slice
     taps = (AxisRule(2 + i, "whole", reason=reason, joins=(2 + i,)) for i in range(2))
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        unchanged = axis or groups == 1
-        return {} if unchanged else {"groups": (piece[1] - piece[0]) // features}
+        keeps_groups = axis > 0 or groups == 1
+        return {} if keeps_groups else {"groups": (piece[1] - piece[0]) // features}
 
     rules = (AxisRule(0, "free", tuple(outputs), (0,), grain), inputs, *taps)
     return SliceRules("CubeMatmul", rules, (Reduction(((0, 0), (1, 0)), "sum"),), adjust)
@@ -354,17 +361,18 @@ def _dw_expression(
 
     The sum runs over images b and pixels i, j, on the vector unit.
     """
-    (r, s) = pair("kernel", kernel)
-    (step, pads, spread) = geometry(**attrs)
+    r, s = pair("kernel", kernel)
+    strides, pads, dilations = geometry(**attrs)
     n, k, oh, ow = grad.shape
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads)) if np.any(pads) else x)
     image = te.reshape(image, (n, groups, x.shape[1] // groups, *image.shape[2:]))
     slope = te.reshape(wide(grad), (n, groups, k // groups, oh, ow))
-    b, i, j = pixels = _reduced_axes(n, oh, ow)
+    pixels = _reduced_axes(n, oh, ow)
+    b, i, j = pixels
 
     def formula(g: Any, f: Any, c: Any, p: Any, q: Any) -> Any:
-        row = i * step[0] + p * spread[0]
-        column = j * step[1] + q * spread[1]
+        row = i * strides[0] + p * dilations[0]
+        column = j * strides[1] + q * dilations[1]
         return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], pixels)
 
     # One sum over n oh ow products for each weight.
@@ -387,15 +395,16 @@ def weight_gradient_in_blocks(
     for each channel dw is row-major, (groups, r, s).
     """
     groups: int = attrs["groups"]
-    step, pads, spread = geometry(**attrs)
-    (r, s) = pair("kernel", attrs["kernel"])
-    (n, k1, oh, ow, lanes) = grad.shape
+    strides, pads, dilations = geometry(**attrs)
+    r, s = pair("kernel", attrs["kernel"])
+    n, k1, oh, ow, lanes = grad.shape
     slope = wide(grad)
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
-    b, i, j = pixels = _reduced_axes(n, oh, ow)
+    pixels = _reduced_axes(n, oh, ow)
+    b, i, j = pixels
 
     def formula(c: Any, p: Any, q: Any, f: Any, row: Any, lane: Any) -> Any:
-        pixel = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
+        pixel = i * strides[0] + p * dilations[0], j * strides[1] + q * dilations[1]
         return te.sum(slope[b, f, i, j, row] * image[b, c, *pixel, lane], pixels)
 
     if groups == 1:
@@ -409,21 +418,23 @@ def weight_gradient_in_blocks(
 def weight_shape(call: Call) -> kernels.ConvShape:
     """Return the convolution whose weights get the gradient, in the form that the kernels take."""
     (n, c, h, w), (_, k, _, _) = call.shapes
-    step, pads, spread = geometry(**call.attrs)
+    strides, pads, dilations = geometry(**call.attrs)
     main = call.dtypes[0]
+    r, s = pair("kernel", call.attrs["kernel"])
     return kernels.ConvShape(
-        n,
-        c,
-        h,
-        w,
-        k,
-        *pair("kernel", call.attrs["kernel"]),
-        step,
-        (*pads[0], *pads[1]),
-        main,
-        cube_result(main, call.attrs),
-        spread,
-        call.attrs["groups"],
+        n=n,
+        c=c,
+        h=h,
+        w=w,
+        k=k,
+        r=r,
+        s=s,
+        stride=strides,
+        pad=(*pads[0], *pads[1]),
+        dtype=main,
+        out_dtype=cube_result(main, call.attrs),
+        dilation=dilations,
+        groups=call.attrs["groups"],
     )
 
 

@@ -37,11 +37,11 @@ ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
 
 
 class Geometry(NamedTuple):
-    """The positions of windows: stride, padding and dilation, each for rows and columns."""
+    """The positions of windows: strides, padding and dilations, each for rows and columns."""
 
-    step: Pair
+    strides: Pair
     pads: Pairs
-    spread: Pair
+    dilations: Pair
 
 
 def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> Geometry:
@@ -97,7 +97,7 @@ def grouped(values: Values, groups: int, axis: int) -> Values:
 
 
 def conv_values(
-    x: Values, weight: Values, geom: Geometry, groups: int, pad_value: int = 0
+    x: Values, weight: Values, positions: Geometry, groups: int, pad_value: int = 0
 ) -> Values:
     """Return the convolution as products of weights and im2col columns, for some rows at a time.
 
@@ -107,7 +107,9 @@ def conv_values(
     # (groups, features / groups, channels * taps): a row holds the weights of one output channel.
     matrices = grouped(weight, groups, 0)
     matrices = matrices.reshape((*matrices.shape[:2], -1))
-    window_view = windows(padded(x, geom.pads, pad_value), kernel, geom.step, geom.spread)
+    window_view = windows(
+        padded(x, positions.pads, pad_value), kernel, positions.strides, positions.dilations
+    )
     n, _, out_h, out_w = window_view.shape[:4]
     result = np.empty((n, groups, matrices.shape[1], out_h, out_w), np.result_type(x, weight))
     row_bytes = groups * matrices.shape[2] * out_w * window_view.itemsize
@@ -126,9 +128,11 @@ def conv_values(
     return result.reshape((n, weight.shape[0], out_h, out_w))
 
 
-def conv_weight_slope(grad: Values, x: Values, kernel: Pair, geom: Geometry, groups: int) -> Values:
+def conv_weight_slope(
+    grad: Values, x: Values, kernel: Pair, positions: Geometry, groups: int
+) -> Values:
     """Return d/dweight: windows times output gradients, summed over images and pixels."""
-    window_view = windows(padded(x, geom.pads), kernel, geom.step, geom.spread)
+    window_view = windows(padded(x, positions.pads), kernel, positions.strides, positions.dilations)
     window_view = grouped(window_view[:, :, : grad.shape[2], : grad.shape[3]], groups, 1)
     # n images, g groups, k features and c channels of a group, i j output pixels, r s taps.
     slope: Values = np.einsum(
@@ -145,15 +149,15 @@ def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
 
 # -- gradients ------------------------------------------------------------------------------------
 def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
-    """Return the number of last rows and columns that no window reads: (size + pads - reach) mod
-    stride.
+    """Return the number of last rows and columns that no window reads.
 
-    conv_transpose2d needs it as `output_padding` to produce an image of `size`. With size 8, a
-    3 x 3 kernel, stride 2 and no padding, windows start at rows 0, 2 and 4; row 7 is never read.
+    It is (size + pads - reach) mod stride. conv_transpose2d needs it as `output_padding` to produce
+    an image of `size`. With size 8, a 3 x 3 kernel, stride 2 and no padding, windows start at rows
+    0, 2 and 4; row 7 is never read.
     """
-    step, pads, spread = geometry(stride, pad, dilation)
-    spans = reach(kernel, spread)
-    rows, columns = ((size[i] + sum(pads[i]) - spans[i]) % step[i] for i in range(2))
+    strides, pads, dilations = geometry(stride, pad, dilation)
+    spans = reach(kernel, dilations)
+    rows, columns = ((size[i] + sum(pads[i]) - spans[i]) % strides[i] for i in range(2))
     return rows, columns
 
 
@@ -201,10 +205,10 @@ def convolved(
 
 
 def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any) -> te.Tensor:
-    step, pads, spread = geometry(**attrs)
+    strides, pads, dilations = geometry(**attrs)
     if attrs.get("pad_value", 0):
         raise UnsupportedError("zeros around an image", str(attrs["pad_value"]), "use the kernel")
-    window = {"stride": step, "pad": (*pads[0], *pads[1]), "dilation": spread}
+    window = {"stride": strides, "pad": (*pads[0], *pads[1]), "dilation": dilations}
     out_dtype = matmul.cube_result(x.dtype, attrs)
     groups = _groups(x.shape, attrs)
     return convolved(x, weight, bias, out_dtype, groups=groups, **window)
@@ -214,17 +218,19 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     weight = shapes[1]
     has_bias = len(shapes) > 2
     groups = _groups(shapes[0], attrs)
-    step, pads, spread = geometry(**attrs)
+    strides, pads, dilations = geometry(**attrs)
     # 16 output channels in 4 groups can be cut at 4, 8 and 12 only: the grain is 4.
     features = weight[0] // groups
     grain = features if groups > 1 else 1
-    sources = [Source(1, 0, grain=grain), *([Source(2, 0, grain=grain)] if has_bias else [])]
+    sources = [Source(1, 0, grain=grain)]
+    if has_bias:
+        sources.append(Source(2, 0, grain=grain))
     if groups > 1:
         sources.append(Source(0, 1, grain=weight[1]))
     rules = (
         AxisRule(0, "free", (Source(0, 0),), (0,)),
         AxisRule(1, "free", tuple(sources), (1,), grain),
-        *expressions.window_rules((weight[2], weight[3]), step, pads, spread),
+        *expressions.window_rules((weight[2], weight[3]), strides, pads, dilations),
     )
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
@@ -241,23 +247,23 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 def conv_shape(call: Call) -> kernels.ConvShape:
     """Return the convolution of a call in the form that the kernels take."""
     (n, c, h, w), (k, _, r, s) = call.shapes[:2]
-    step, pads, spread = geometry(**call.attrs)
+    strides, pads, dilations = geometry(**call.attrs)
     main = call.dtypes[0]
     groups = _groups(call.shapes[0], call.attrs)
     return kernels.ConvShape(
-        n,
-        c,
-        h,
-        w,
-        k,
-        r,
-        s,
-        step,
-        (*pads[0], *pads[1]),
-        main,
-        matmul.cube_result(main, call.attrs),
-        spread,
-        groups,
+        n=n,
+        c=c,
+        h=h,
+        w=w,
+        k=k,
+        r=r,
+        s=s,
+        stride=strides,
+        pad=(*pads[0], *pads[1]),
+        dtype=main,
+        out_dtype=matmul.cube_result(main, call.attrs),
+        dilation=dilations,
+        groups=groups,
         pad_value=call.attrs.get("pad_value", 0),
     )
 

@@ -46,13 +46,13 @@ def unary(
     compute: Callable[..., Any],
     slope: Callable[[Site], Any] | None,
     *,
-    lift: tuple[str, ...] = ("bf16",),
+    formats_in_fp32: tuple[str, ...] = ("bf16",),
     **more: Any,
 ) -> None:
     """Register y = formula(x, **attrs); `slope(site)` returns the gradient of x.
 
-    Operands whose format is in `lift` are computed in fp32: always bf16, and fp16 if several
-    roundings would add up. `more` are other fields of the `Operator`.
+    Operands whose format is in `formats_in_fp32` are computed in fp32: always bf16, and fp16 if
+    several roundings would add up. `more` are other fields of the `Operator`.
     """
     backward = (lambda s: (slope(s),)) if slope else None
     defaults = {
@@ -65,7 +65,7 @@ def unary(
         name,
         ("x",),
         formula,
-        in_fp32(compute, lift),
+        in_fp32(compute, formats_in_fp32),
         summary,
         backward=backward,
         **{**defaults, **more},
@@ -148,10 +148,11 @@ def _leaky_slope(s: Site) -> Any:
 # fmt: off
 unary("adds", "x + number", lambda x, *, number: x + number,
       lambda x, *, number: te.vadds(x, number), lambda s: s.g,
-      lift=NARROW, attrs={"number": 1.0})  # in fp16 the number itself would be rounded first
+      # in fp16 the number itself would be rounded first
+      formats_in_fp32=NARROW, attrs={"number": 1.0})
 unary("muls", "x * number", lambda x, *, number: x * number,
       lambda x, *, number: te.vmuls(x, number), lambda s: s.net.scaled(s.g, s.attrs["number"]),
-      lift=NARROW, attrs={"number": 2.0})
+      formats_in_fp32=NARROW, attrs={"number": 2.0})
 unary("clip", "x limited to [low, high]", lambda x, *, low, high: np.clip(x, low, high),
       lambda x, *, low, high: te.vmins(te.vmaxs(x, low), high),
       lambda s: s.net.where(is_inside(s, s.x(), s.attrs["low"], s.attrs["high"]), s.g),
@@ -164,7 +165,7 @@ unary("relu6", "min(max(x, 0), 6)", lambda x: np.clip(x, 0, 6),
       tolerances=SELECTION_TOLERANCE, traits=(*LANES, "nonnegative"))
 unary("leaky_relu", "x where x > 0, else alpha * x",
       lambda x, *, alpha: np.where(x > 0, x, alpha * x), _leaky, _leaky_slope,
-      lift=NARROW, attrs={"alpha": 0.01})
+      formats_in_fp32=NARROW, attrs={"alpha": 0.01})
 # fmt: on
 
 
@@ -176,7 +177,7 @@ def binary(
     compute: Callable[..., Any],
     backward: Callable[[Site], Grads] | None,
     *,
-    lift: tuple[str, ...] = ("bf16",),
+    formats_in_fp32: tuple[str, ...] = ("bf16",),
     **more: Any,
 ) -> None:
     """Register z = formula(x, y), both operands broadcast; `more` are other fields."""
@@ -189,7 +190,7 @@ def binary(
         name,
         ("x", "y"),
         formula,
-        in_fp32(lambda x, y: compute(*stretch(x, y)), lift),
+        in_fp32(lambda x, y: compute(*stretch(x, y)), formats_in_fp32),
         summary,
         outputs=("z",),
         backward=backward,
@@ -288,7 +289,7 @@ binary("min", "the smaller of x and y", np.minimum, te.vmin,
        lambda s: _extreme_gradients(s, s.net.less(s.x(0), s.x(1))), tolerances=SELECTION_TOLERANCE,
       traits=("lanes", "commutes", "broadcasts"))
 binary("pow", "x^y; NaN for fractional y below x = 0", np.power, _power, _pow_gradients, wide=True,
-       types=TypeRule(), domains={"x": DIVISORS}, lift=NARROW,
+       types=TypeRule(), domains={"x": DIVISORS}, formats_in_fp32=NARROW,
        # an error of one ulp in y ln x is |y ln x| ulps of the result
        tolerances=rounded(fp32_ulps=16), traits=("broadcasts",))
 binary("and", "bits set in both", np.bitwise_and, te.vand, None,
@@ -378,8 +379,16 @@ def _activation(
     if fp16_atol:
         tolerances["fp16"] = Tolerance(4.0, fp16_atol, "four fp16 instructions round once each")
     defaults = {"wide": True, "domains": {"x": Domain(-6.0, 6.0)}, "tolerances": tolerances}
-    lift = ("bf16",) if fp16_atol else NARROW
-    unary(name, summary, formula, compute, slope, lift=lift, **{**defaults, **more})
+    formats_in_fp32 = ("bf16",) if fp16_atol else NARROW
+    unary(
+        name,
+        summary,
+        formula,
+        compute,
+        slope,
+        formats_in_fp32=formats_in_fp32,
+        **{**defaults, **more},
+    )
 
 
 def sigmoid_values(x: Values) -> Values:

@@ -216,11 +216,11 @@ def express(
     outputs = expressed if isinstance(expressed, tuple) else (expressed,)
     titles = output_names(op, names, len(outputs))
     return tuple(
-        te.renamed(own_tensor(t, names), title) for t, title in zip(outputs, titles, strict=True)
+        te.renamed(stored_tensor(t, names), title) for t, title in zip(outputs, titles, strict=True)
     )
 
 
-def own_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
+def stored_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
     """Return the tensor whose values are stored as the output.
 
     A reshape at the end is dropped, because row-major memory has no shape. If the output is an
@@ -301,7 +301,7 @@ def _scheduled(
     titles = output_names(op, names, len(call.outputs))
 
     def fetch(memory: Mapping[str, Values]) -> tuple[Values, ...]:
-        arrays = []
+        outputs = []
         for title, shape in zip(titles, call.outputs, strict=True):
             values = memory[title]
             if title in fractal_kinds:
@@ -309,8 +309,8 @@ def _scheduled(
                     fractals.matrix_map(shape, fractal_kinds[title], forms.format_of(values)),
                     values,
                 )
-            arrays.append(values.reshape(shape))
-        return tuple(arrays)
+            outputs.append(values.reshape(shape))
+        return tuple(outputs)
 
     return Prepared(kernel, feed, fetch)
 

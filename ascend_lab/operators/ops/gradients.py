@@ -106,7 +106,9 @@ class Writer:
 class Site:
     """The use of an operator in a graph, with the gradients of its outputs.
 
-    `needs_gradient` is true for the inputs whose gradients are used.
+    `net` executes or records the operators of the rule. `op` and `name` are the operator and the
+    node in the graph. `grads` has an entry for each output, None where the loss does not depend on
+    it; `needs_gradient` is true for the inputs whose gradients are used.
     """
 
     net: Writer
@@ -166,8 +168,8 @@ def input_gradients(operator: Operator, site: Site) -> list[Any]:
         )
     input_grads: Grads = operator.backward(site)
     return [
-        site.net.in_format(grad, site.kind(i).dtype) if want and grad is not None else None
-        for i, (grad, want) in enumerate(zip(input_grads, site.needs_gradient, strict=True))
+        site.net.in_format(grad, site.kind(i).dtype) if is_used and grad is not None else None
+        for i, (grad, is_used) in enumerate(zip(input_grads, site.needs_gradient, strict=True))
     ]
 
 
@@ -177,17 +179,21 @@ def scatter_gradient(s: Site, grad: Any, indices: Any, axis: int, size: int) -> 
     Gradients of equal indices are added up: a row that was gathered twice gets both.
     """
     net = s.net
-    width = len(indices.shape)
+    index_rank = len(indices.shape)
     # x (3, 11, 8), indices (4,) on axis 1: the gradient (3, 4, 8) is turned to (4, 3, 8), added to
     # zeros (11, 3, 8), and turned back to (3, 11, 8).
     rank = len(grad.shape)
     # scatter_add works on axis 0 only: bring the axes of the indices to the front, and the result
     # back at the end
     if axis:
-        indexed_first = (*range(axis, axis + width), *range(axis), *range(axis + width, rank))
+        indexed_first = (
+            *range(axis, axis + index_rank),
+            *range(axis),
+            *range(axis + index_rank, rank),
+        )
         grad = net.transpose(grad, perm=indexed_first)
     # Table (100, 16), indices (2, 7): the gradient (2, 7, 16) is added to zeros (100, 16).
-    shape: formats.Shape = (size, *grad.shape[width:])
+    shape: formats.Shape = (size, *grad.shape[index_rank:])
     zeros = net.number(0.0, shape, grad.type.dtype)
     total: Any = net.scatter_add(zeros, indices, grad)
     if axis:
@@ -229,11 +235,9 @@ class _ArrayWriter(Writer):
             results = operator.formula(*wide_arrays, **{**operator.attrs, **attrs})
         else:
             results = operator.reference(*arrays, **attrs)
-        return (
-            tuple(map(_Array, results))
-            if isinstance(results, tuple)
-            else _Array(np.asarray(results))
-        )
+        if isinstance(results, tuple):
+            return tuple(map(_Array, results))
+        return _Array(np.asarray(results))
 
     def constant(self, data: formats.Values, *, name: str = "const") -> _Array:
         return _Array(data)
@@ -262,15 +266,15 @@ def gradient(
     needs_gradient = tuple(a.dtype.kind not in "iu" for a in inputs)
     settings = op.settings(attrs)
     site = Site(
-        _ArrayWriter(),
-        op.name,
-        op.name,
-        input_tensors,
-        output_tensors,
-        output_grads,
-        needs_gradient,
-        settings,
-        op.wide,
+        net=_ArrayWriter(),
+        op=op.name,
+        name=op.name,
+        inputs=input_tensors,
+        outputs=output_tensors,
+        grads=output_grads,
+        needs_gradient=needs_gradient,
+        attrs=settings,
+        wide=op.wide,
     )
     with np.errstate(all="ignore"):
         return tuple(

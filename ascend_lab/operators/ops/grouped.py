@@ -43,46 +43,49 @@ class GroupedShape:
         object.__setattr__(self, "out_dtype", self.whole.out_dtype)
 
     @property
-    def heights(self) -> tuple[int, ...]:
+    def fractal_rows(self) -> tuple[int, ...]:
         """Fractals of rows of each group."""
         return tuple(isa.ceil_div(rows, isa.FRACTAL) for rows in self.rows)
 
     @property
     def whole(self) -> GemmShape:
         """The single product that has all rows of x and y."""
-        m = sum(self.heights) * isa.FRACTAL
+        m = sum(self.fractal_rows) * isa.FRACTAL
         return GemmShape(m, self.k, self.n, self.dtype, self.out_dtype)
 
 
 def grouped_kernel(
-    shape: GroupedShape, chip: Chip, beside: int, epilogue: Epilogue | None = None
+    shape: GroupedShape, chip: Chip, groups_per_phase: int, epilogue: Epilogue | None = None
 ) -> isa.Kernel:
-    """Return the kernel that runs `beside` groups at the same time, in one phase after another.
+    """Return the kernel that runs some groups at the same time, in one phase after another.
 
     Operands of an epilogue have a tensor for each group, named with its number ("bias3"). Raises
     the errors of `gemm_launch`.
     """
     phases = []
-    for number, groups in enumerate(_phase_groups(shape, beside)):
+    for number, groups in enumerate(_phase_groups(shape, groups_per_phase)):
         launches = [
             _group_launch(shape, g, _chip_share(chip, len(groups)), chip, epilogue) for g in groups
         ]
         parts = tuple(part for launch in launches for part in launch.parts)
-        phases.append(isa.Launch(f"groups_{number * beside}", parts, launches[0].mix))
+        phases.append(isa.Launch(f"groups_{number * groups_per_phase}", parts, launches[0].mix))
     nonempty = sum(rows > 0 for rows in shape.rows)
     return isa.Kernel(f"grouped_{nonempty}x{shape.k}x{shape.n}", tuple(phases))
 
 
-def _phase_groups(shape: GroupedShape, beside: int) -> list[list[int]]:
+def _phase_groups(shape: GroupedShape, groups_per_phase: int) -> list[list[int]]:
     """Return the groups of each phase, those with most rows first.
 
     Rows (10, 0, 90, 40) with two groups at a time give [[2, 3], [0]]: group 1 is empty.
     """
     # rows 10, 0, 90, 40 are 1, 0, 6 and 3 fractals of 16
-    heights = shape.heights
-    nonempty = [g for g, height in enumerate(heights) if height]
-    nonempty.sort(key=lambda g: -heights[g])  # stable: equal groups stay in order
-    return [nonempty[first : first + beside] for first in range(0, len(nonempty), beside)]
+    fractal_rows = shape.fractal_rows
+    nonempty = [g for g, height in enumerate(fractal_rows) if height]
+    nonempty.sort(key=lambda g: -fractal_rows[g])  # stable: equal groups stay in order
+    return [
+        nonempty[first : first + groups_per_phase]
+        for first in range(0, len(nonempty), groups_per_phase)
+    ]
 
 
 def _chip_share(chip: Chip, parts: int) -> Chip:
@@ -99,15 +102,17 @@ def _best_estimate(
     shape: GroupedShape, group: int, share: Chip, epilogue: Epilogue | None
 ) -> tuple[float, GemmSchedule]:
     """Return the lowest estimate for a group on its share of the cores, with its schedule."""
-    group_shape = replace(shape.whole, m=shape.heights[group] * isa.FRACTAL)
+    group_shape = replace(shape.whole, m=shape.fractal_rows[group] * isa.FRACTAL)
     best, *_ = default_schedules.promising(group_shape, share, epilogue, frozenset(), 1)
     return best
 
 
-def _estimate(shape: GroupedShape, chip: Chip, beside: int, epilogue: Epilogue | None) -> float:
+def _estimate(
+    shape: GroupedShape, chip: Chip, groups_per_phase: int, epilogue: Epilogue | None
+) -> float:
     """Return the estimated cycles of a kernel: in each phase all wait for the slowest group."""
     total = 0.0
-    for groups in _phase_groups(shape, beside):
+    for groups in _phase_groups(shape, groups_per_phase):
         share = _chip_share(chip, len(groups))
         total += max(_best_estimate(shape, g, share, epilogue)[0] for g in groups)
     return total
@@ -117,18 +122,18 @@ def _group_launch(
     shape: GroupedShape, group: int, share: Chip, chip: Chip, epilogue: Epilogue | None
 ) -> isa.Launch:
     """Return the product of one group on its share of the cores."""
-    heights = shape.heights
+    fractal_rows = shape.fractal_rows
     all_rows = shape.whole
     _, schedule = _best_estimate(shape, group, share, epilogue)
     _, k1, n1 = all_rows.fractals
     # the product of all rows, restricted to this group's rows (begin, count) and all columns
-    area = (sum(heights[:group]), heights[group]), (0, n1)
+    area = (sum(fractal_rows[:group]), fractal_rows[group]), (0, n1)
     launch = gemm.gemm_launch(all_rows, chip, schedule, epilogue, area)
     size = k1 * n1 * isa.FRACTAL * isa.c0_of(shape.dtype)
     names = {o.name: f"{o.name}{group}" for o in epilogue.operands} if epilogue else {}
     names["tiles"] = f"tiles{group}"
     # w holds all matrices one behind the other: this group's begins at element group * size
-    return isa.renamed(launch, names, b=(group * size, len(heights) * size))
+    return isa.renamed(launch, names, b=(group * size, len(fractal_rows) * size))
 
 
 TIMED_CANDIDATES = 2

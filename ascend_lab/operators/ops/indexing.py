@@ -23,7 +23,7 @@ INDICES = (("indices", "int32"),)
 
 def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
     """Return the kernel that gathers rows of a table; another axis is transposed to the front."""
-    (x, indices) = call.shapes
+    x, indices = call.shapes
     dtype = call.dtypes[0]
     gather_axis = forms.axis_of("gather", call.attrs.get("axis", 0), x)
     index_count = forms.elements(indices)
@@ -34,7 +34,7 @@ def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
     )
     if forms.elements(x[:gather_axis]) == 1:
         return isa.as_kernel(gather_rows)
-    # x (before, n, after) -> (n, before, after) -> rows (picks, before, after) -> y
+    # x (outer, n, inner) -> (n, outer, inner) -> rows (indices, outer, inner) -> y
     outer = forms.elements(x[:gather_axis])
     inner = forms.elements(x[gather_axis + 1 :])
     to_front = transpose.transpose_launch(chip, (outer, x[gather_axis], inner), (1, 0, 2), dtype)
@@ -72,13 +72,14 @@ def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0, **attrs: Any) ->
 def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> te.Tensor:
     """Return a gather of rows, with transposes before and after for an axis other than 0."""
     gather_axis = forms.axis_of("gather", axis, x.shape)
-    width = len(indices.shape)
+    index_rank = len(indices.shape)
     # x (3, 11, 8), 4 indices on axis 1: transposed to (11, 3, 8), gathered to (4, 3, 8), back to
     # (3, 4, 8).
     order = (gather_axis, *(i for i in range(len(x.shape)) if i != gather_axis))
     rows = te.gather(te.transpose(x, order), indices, 0, from_end=from_end)
-    inner_axes = range(width + gather_axis, len(rows.shape))
-    return te.transpose(rows, (*range(width, width + gather_axis), *range(width), *inner_axes))
+    outer_axes = range(index_rank, index_rank + gather_axis)
+    inner_axes = range(index_rank + gather_axis, len(rows.shape))
+    return te.transpose(rows, (*outer_axes, *range(index_rank), *inner_axes))
 
 
 def _gather_gradient(s: gradients.Site) -> Grads:

@@ -98,16 +98,16 @@ def product_gradients(s: gradients.Site, op: str, grad: Any, trans_a: bool, tran
     grad_b = None
     grad = net.in_format(grad, s.kind().dtype)
     if s.needs_gradient[1]:
-        b = (grad, s.x(0)) if trans_b else (s.x(0), grad)
-        # dB = A^T G or, if b holds B^T, G^T A; `turn_a` says that a holds A^T
-        flags = (True, trans_a) if trans_b else (not trans_a, False)
-        grad_b = net.add_node(op, *b, trans_a=flags[0], trans_b=flags[1])
+        if trans_b:  # b holds B^T: its gradient is G^T A, and A is read transposed if a holds A^T
+            grad_b = net.add_node(op, grad, s.x(0), trans_a=True, trans_b=trans_a)
+        else:
+            grad_b = net.add_node(op, s.x(0), grad, trans_a=not trans_a, trans_b=False)
         grad_b = net.summed_to(grad_b, s.shape(1))
-    # dA = G B^T; if a holds A^T, its gradient is B G^T.
     if s.needs_gradient[0]:
-        a = (s.x(1), grad) if trans_a else (grad, s.x(1))
-        flags = (trans_b, True) if trans_a else (False, not trans_b)
-        grad_a = net.add_node(op, *a, trans_a=flags[0], trans_b=flags[1])
+        if trans_a:  # a holds A^T: its gradient is B G^T
+            grad_a = net.add_node(op, s.x(1), grad, trans_a=trans_b, trans_b=True)
+        else:
+            grad_a = net.add_node(op, grad, s.x(1), trans_a=False, trans_b=not trans_b)
         grad_a = net.summed_to(grad_a, s.shape(0))
     return grad_a, grad_b
 
@@ -220,16 +220,12 @@ def _gemm_slices(
     out_shape = product_shape(a, b, trans_a, trans_b)
     # A bias (n,) is cut with the columns, a bias (m, n) with rows and columns.
     bias_sources = following((bias,), out_shape)
-    axes = tuple(
-        AxisRule(
-            r.axis,
-            r.kind,
-            (*r.sources, *(Source(2, s.axis) for s in bias_sources[r.axis])),
-            r.joins,
-        )
-        for r in rules.axes
-    )
-    return SliceRules("CubeMatmul", axes)
+    axes = []
+    for rule in rules.axes:
+        sources_of_bias = (Source(2, source.axis) for source in bias_sources[rule.axis])
+        sources = (*rule.sources, *sources_of_bias)
+        axes.append(AxisRule(rule.axis, rule.kind, sources, rule.joins))
+    return SliceRules("CubeMatmul", tuple(axes))
 
 
 def _gemm_slopes(s: gradients.Site) -> Grads:
@@ -364,7 +360,7 @@ def default_product(
     return min(cycles_of, key=cycles_of.__getitem__)
 
 
-def _share(chip: Chip, parts: int) -> Chip:
+def _chip_share(chip: Chip, parts: int) -> Chip:
     """Return a chip with one of `parts` shares of the cores and of the memories' rates."""
     l2, memory = (
         replace(m, rate_bytes_per_s=m.rate_bytes_per_s / parts)
@@ -392,15 +388,11 @@ def split_k_schedules(
             share_shape = replace(
                 shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype]
             )
-            cycles, schedule = default_schedules.promising(
-                share_shape, _share(chip, parts), None, warm, 1
-            )[0]
-            estimates.append(
-                (
-                    cycles + parts * adding_cycles + SUMMING_PHASE_CYCLES,
-                    replace(schedule, split_k=parts),
-                )
-            )
+            share = _chip_share(chip, parts)
+            promising = default_schedules.promising(share_shape, share, None, warm, 1)
+            part_cycles, schedule = promising[0]
+            cycles = part_cycles + parts * adding_cycles + SUMMING_PHASE_CYCLES
+            estimates.append((cycles, replace(schedule, split_k=parts)))
     estimates.sort(key=lambda pair: pair[0])
     return tuple(pair for pair in estimates[:TIMED_SPLITS] if pair[0] < limit_cycles)
 
@@ -409,12 +401,8 @@ def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> fl
     """Return a lower bound on cycles: max(macs / peak macs per cycle, cold bytes / memory rate)."""
     sizes = {"a": shape.m * shape.k, "b": shape.k * shape.n}
     cold_elements = sum(size for name, size in sizes.items() if name not in warm)
-    memory_cycles = (
-        cold_elements
-        * DTYPE_BYTES[shape.dtype]
-        / chip.device_memory.rate_bytes_per_s
-        * chip.clock_hz
-    )
+    cold_bytes = cold_elements * DTYPE_BYTES[shape.dtype]
+    memory_cycles = cold_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     macs = shape.ops // 2
     # 1024^3 on a 910A in fp16: 2^30 macs / (4096 * 32 a cycle) = 8192 cycles; reading a and b, 4.2
     # MB at 1.2 kB a cycle, takes less than half of that.

@@ -1,8 +1,11 @@
-"""Operators that move data without computing: transpose, reshape, expand, slice, pad, concat."""
+"""Operators that move data without computing: transpose, reshape, expand, slice, pad, concat.
+
+For example, `transpose` of a tensor (2, 3, 5) with perm (0, 2, 1) has the shape (2, 5, 3).
+"""
 
 import math
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,40 +112,73 @@ def _target_shape(x: Shape, *, shape: Any) -> Shape:
     return tuple(sizes)
 
 
-def _axis_groups(x: Shape, out_shape: Shape) -> dict[int, tuple[int, int, int]]:
-    """Return axes of the output along which a reshape can be cut: axis -> (axis of x, two grains).
+class _Group(NamedTuple):
+    """Axes of x and of the output of a reshape that hold the same elements: (b, s) and (b s)."""
 
-    A reshape splits into groups of axes with equal products: (b, s, k) -> (b s, k) has the groups
-    (b, s) -> (b s) and (k) -> (k). The outermost axis of a group can be cut in pieces that are
-    whole grains of x and of the output: here (b s) after every s rows, which is one entry of b.
+    x_axes: range
+    out_axes: range
+
+
+def _axis_groups(x: Shape, out_shape: Shape) -> list[_Group]:
+    """Return the groups of axes with equal products into which a reshape splits.
+
+    (b, s, k) -> (b s, k) has the groups (b, s) -> (b s) and (k) -> (k). (6, 35) -> (7, 30) is one
+    group.
     """
-    groups: dict[int, tuple[int, int, int]] = {}
-    i = j = 0
-    while i < len(x) and j < len(out_shape):
-        start = (i, j)
-        ends = [i + 1, j + 1]
+    groups: list[_Group] = []
+    x_start = out_start = 0
+    while x_start < len(x) and out_start < len(out_shape):
+        x_end = x_start + 1
+        out_end = out_start + 1
         # extend the side with the smaller product until both products are equal
-        while math.prod(x[i : ends[0]]) != math.prod(out_shape[j : ends[1]]):
-            out_is_shorter = math.prod(x[i : ends[0]]) > math.prod(out_shape[j : ends[1]])
-            if ends[out_is_shorter] >= len((x, out_shape)[out_is_shorter]):
+        while True:
+            x_elements = math.prod(x[x_start:x_end])
+            out_elements = math.prod(out_shape[out_start:out_end])
+            if x_elements == out_elements:
+                break
+            if x_elements > out_elements:
+                out_end += 1
+            else:
+                x_end += 1
+            if x_end > len(x) or out_end > len(out_shape):
                 return groups
-            ends[out_is_shorter] += 1
-        # leading axes of size 1 cannot be cut: the outermost axis is the first larger one
-        while start[0] + 1 < ends[0] and x[start[0]] == 1:
-            start = start[0] + 1, start[1]
-        while start[1] + 1 < ends[1] and out_shape[start[1]] == 1:
-            start = start[0], start[1] + 1
-        inner = math.prod(x[start[0] + 1 : ends[0]]), math.prod(out_shape[start[1] + 1 : ends[1]])
-        common = math.lcm(*inner)
-        # (2, 3, 17) to (6, 17): axis 0 of the result is cut in grains of 3, one entry of axis 0 of
-        # x; (6, 35) to (7, 30) is one group, whose axes cannot be cut.
-        groups[start[1]] = (
-            start[0],
-            common // inner[0] if common else 1,
-            common // inner[1] if common else 1,
-        )
-        i, j = ends
+        groups.append(_Group(range(x_start, x_end), range(out_start, out_end)))
+        x_start = x_end
+        out_start = out_end
     return groups
+
+
+class _ReshapeCut(NamedTuple):
+    """How one axis of the output is cut: together with an axis of x, in whole grains of both."""
+
+    x_axis: int
+    x_grain: int
+    out_grain: int
+
+
+def _reshape_cuts(x: Shape, out_shape: Shape) -> dict[int, _ReshapeCut]:
+    """Return, by axis of the output, how a reshape can be cut.
+
+    The outermost axis of a group can be cut. (2, 3, 17) -> (6, 17): axis 0 of the output in grains
+    of 3, each of which is one entry of axis 0 of x.
+    """
+    cuts: dict[int, _ReshapeCut] = {}
+    for group in _axis_groups(x, out_shape):
+        x_axis = _outermost(x, group.x_axes)
+        out_axis = _outermost(out_shape, group.out_axes)
+        x_inner = math.prod(x[x_axis + 1 : group.x_axes.stop])
+        out_inner = math.prod(out_shape[out_axis + 1 : group.out_axes.stop])
+        common = math.lcm(x_inner, out_inner)
+        x_grain = common // x_inner if common else 1
+        out_grain = common // out_inner if common else 1
+        cuts[out_axis] = _ReshapeCut(x_axis, x_grain, out_grain)
+    return cuts
+
+
+def _outermost(shape: Shape, axes: range) -> int:
+    """Return the first of some axes with more than one entry; the last one if there is none."""
+    # leading axes of size 1 cannot be cut
+    return next((axis for axis in axes if shape[axis] != 1), axes[-1])
 
 
 def _adjust_shape(out_shape: Shape) -> Adjust:
@@ -159,15 +195,18 @@ def _adjust_shape(out_shape: Shape) -> Adjust:
 def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     x = shapes[0]
     out_shape = _target_shape(shapes[0], shape=shape)
-    groups = _axis_groups(x, out_shape) if elements(x) else {}
+    cuts = _reshape_cuts(x, out_shape) if elements(x) else {}
     axes = []
-    for i, size in enumerate(out_shape):
+    for axis, size in enumerate(out_shape):
         # A grain beyond the size cannot be cut: the axis is whole.
-        source, source_grain, grain = groups.get(i, (0, 1, size + 1))
+        cut = cuts.get(axis, _ReshapeCut(0, 1, size + 1))
+        grain = cut.out_grain
         if grain < size or grain == size == 1:
-            rule = AxisRule(i, "free", (Source(0, source, grain=source_grain),), (i,), grain)
+            source = Source(0, cut.x_axis, grain=cut.x_grain)
+            rule = AxisRule(axis, "free", (source,), (axis,), grain)
         else:
-            rule = AxisRule(i, "whole", reason="its elements lie in several input axes", joins=(i,))
+            reason = "its elements lie in several input axes"
+            rule = AxisRule(axis, "whole", reason=reason, joins=(axis,))
         axes.append(rule)
     return SliceRules("Transpose", tuple(axes), adjust=_adjust_shape(out_shape))
 

@@ -228,9 +228,8 @@ class Operator:
             if key not in self.attrs:
                 close_names = difflib.get_close_matches(key, self.attrs, 1)
                 needed = f"{self.name}: attributes {', '.join(self.attrs) or '(none)'}"
-                raise InputError(
-                    needed, key, f"did you mean {close_names[0]}?" if close_names else "drop it"
-                )
+                remedy = f"did you mean {close_names[0]}?" if close_names else "drop it"
+                raise InputError(needed, key, remedy)
             location = f"{self.name}: attribute {key}"
             forms.check_attribute(location, value, self.attrs[key], self.ranges.get(key))
         all_attrs = {**self.attrs, **attrs}
@@ -275,11 +274,8 @@ class Operator:
         # a rule returns one shape, such as (3, 4), or a tuple of shapes, such as ((3, 4), (3,))
         with self._named():
             output_shapes = self.shape_rule(*checked_shapes, **settings)
-        shape_list = (
-            output_shapes
-            if output_shapes and isinstance(output_shapes[0], tuple)
-            else (output_shapes,)
-        )
+        is_tuple_of_shapes = bool(output_shapes) and isinstance(output_shapes[0], tuple)
+        shape_list = output_shapes if is_tuple_of_shapes else (output_shapes,)
         return tuple(forms.check_shape(f"{self.name}: output", shape) for shape in shape_list)
 
     def dtypes(self, *dtypes: str, **attrs: Any) -> tuple[str, ...]:
@@ -314,11 +310,9 @@ class Operator:
         results = tuple(np.asarray(values) for values in result_list)
         if output_dtypes is not None:
             # split has one declared format for all of its pieces.
-            output_formats = (
-                output_dtypes
-                if len(output_dtypes) == len(result_list)
-                else output_dtypes[:1] * len(result_list)
-            )
+            output_formats = output_dtypes
+            if len(output_dtypes) != len(result_list):
+                output_formats = output_dtypes[:1] * len(result_list)
             results = tuple(map(forms.round_to, results, output_formats))
         return results if len(results) > 1 else results[0]
 

@@ -1,4 +1,8 @@
-"""Pooling of (n, c, h, w) images: maximum and average of windows, and of the whole image."""
+"""Pooling of (n, c, h, w) images: maximum and average of windows, and of the whole image.
+
+For example, the maxima of the 2 x 2 windows of a 6 x 6 image, which do not overlap, are 3 x 3
+numbers.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -42,12 +46,12 @@ def geometry(kernel: Any, stride: Any, pad: Any, **others: Any) -> tuple[Pair, P
     Raises `ShapeError` if the padding is not smaller than the kernel.
     """
     size = forms.pair("kernel", kernel)
-    step = size if stride is None else forms.pair("stride", stride)
+    strides = size if stride is None else forms.pair("stride", stride)
     pads = forms.pad_pairs("pool", pad)
     if any(max(pads[i]) >= size[i] for i in range(2)):
         needed = f"padding smaller than the kernel {size}"
         raise errors.ShapeError(needed, str(pads), "a window needs a real element")
-    return size, step, pads
+    return size, strides, pads
 
 
 def _shape(x: Shape, **attrs: Any) -> Shape:
@@ -56,22 +60,22 @@ def _shape(x: Shape, **attrs: Any) -> Shape:
 
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
-    size, step, pads = geometry(**attrs)
+    size, strides, pads = geometry(**attrs)
     rules = (
         *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(2)),
-        *expressions.window_rules(size, step, pads),
+        *expressions.window_rules(size, strides, pads),
     )
 
     return SliceRules("SlidingWindow", rules, adjust=partial(expressions.piece_pads, rules, pads))
 
 
-def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
+def window_counts(size: Shape, kernel: Pair, strides: Pair, pads: Pairs, include: bool) -> Values:
     """Return the number of elements of each window, (oh, ow); padding counts if `include`.
 
     It is the product of the numbers along rows and along columns.
     """
     axes = []
-    for n, width, stride, (pad_before, pad_after) in zip(size, kernel, step, pads, strict=True):
+    for n, width, stride, (pad_before, pad_after) in zip(size, kernel, strides, pads, strict=True):
         counted = np.pad(np.ones(n), (pad_before, pad_after), constant_values=float(include))
         # a difference of prefix sums is the sum of a window
         sums = np.append(0, np.cumsum(counted))
@@ -84,36 +88,36 @@ def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: b
 
 # -- values and expressions -----------------------------------------------------------------------
 def _max_values(x: Values, **attrs: Any) -> Values:
-    size, step, pads = geometry(**attrs)
+    size, strides, pads = geometry(**attrs)
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    return expressions.fold_windows(padded(x, pads, lowest), size, step, np.maximum)
+    return expressions.fold_windows(padded(x, pads, lowest), size, strides, np.maximum)
 
 
 def _average_values(x: Values, *, count_include_pad: bool, **attrs: Any) -> Values:
-    size, step, pads = geometry(**attrs)
-    counts = window_counts(x.shape[2:], size, step, pads, count_include_pad)
-    result: Values = expressions.fold_windows(padded(x, pads), size, step, np.add) / counts
+    size, strides, pads = geometry(**attrs)
+    counts = window_counts(x.shape[2:], size, strides, pads, count_include_pad)
+    result: Values = expressions.fold_windows(padded(x, pads), size, strides, np.add) / counts
     return result
 
 
-def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.Tensor:
+def _pooled(x: te.Tensor, size: Pair, strides: Pair, pads: Pairs, mode: str) -> te.Tensor:
     """Return the pooling of an image in NC1HWC0, with channels padded to blocks of 16."""
     n, c, h, w = x.shape
     # 17 channels are 2 blocks: 15 lanes are padding, cut off again at the end.
     c1 = -(-c // C0)
     blocks = te.reshape(te.pad(x, ((0, 0), (0, c1 * C0 - c), (0, 0), (0, 0))), (n, c1, C0, h, w))
     image = te.transpose(blocks, (0, 1, 3, 4, 2))
-    pooled = te.pooling2d(image, size, step, (*pads[0], *pads[1]), mode)
+    pooled = te.pooling2d(image, size, strides, (*pads[0], *pads[1]), mode)
     oh, ow = pooled.shape[2:4]
     image_nchw = te.reshape(te.transpose(pooled, (0, 1, 4, 2, 3)), (n, c1 * C0, oh, ow))
     return image_nchw if c == c1 * C0 else te.slice(image_nchw, (0, 0, 0, 0), (n, c, oh, ow))
 
 
-def _max_expression(x: te.Tensor, size: Pair, step: Pair, pads: Pairs) -> te.Tensor:
+def _max_expression(x: te.Tensor, size: Pair, strides: Pair, pads: Pairs) -> te.Tensor:
     """Return the maximum of each window; int8 is compared in fp16, which represents it exactly."""
     if x.dtype != "int8":
-        return _pooled(x, size, step, pads, "max")
-    return te.cast_to(_pooled(te.cast_to(x, "fp16"), size, step, pads, "max"), "int8")
+        return _pooled(x, size, strides, pads, "max")
+    return te.cast_to(_pooled(te.cast_to(x, "fp16"), size, strides, pads, "max"), "int8")
 
 
 def _average_expression(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tensor:
@@ -123,36 +127,48 @@ def _average_expression(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) 
     image of ones, which is the share of real elements: 4/9 in the corner of a 3 x 3 window with
     pad 1.
     """
-    size, step, pads = geometry(**attrs)
-    mean = _pooled(x, size, step, pads, "avg")
+    size, strides, pads = geometry(**attrs)
+    mean = _pooled(x, size, strides, pads, "avg")
     if count_include_pad or not any(map(any, pads)):
         return mean
     one_channel = te.slice(x, (0, 0, 0, 0), (1, 1, *x.shape[2:]))
     # An expression has no constants: max(min(x, 0), 0) = 0 for any number x, and 0 + 1 is one.
     ones = te.vadds(te.vmuls(te.vmaxs(te.vmins(one_channel, 0.0), 0.0), 0.0), 1.0)
-    real_share = _pooled(ones, size, step, pads, "avg")
+    real_share = _pooled(ones, size, strides, pads, "avg")
     return te.vdiv(mean, te.broadcast(real_share, mean.shape))
 
 
 # -- kernels: images lie as NC1HWC0, so that every window element is one contiguous block ---------
-def _windows(x: te.Tensor, size: Pair, step: Pair, fold: Any) -> te.Tensor:
+def _windows(x: te.Tensor, size: Pair, strides: Pair, fold: Any) -> te.Tensor:
     """Return the fold (maximum or sum) of every window of a padded image (n, c1, h, w, c0)."""
     n, c1, h, w, c0 = x.shape
-    out_shape = (n, c1, (h - size[0]) // step[0] + 1, (w - size[1]) // step[1] + 1, c0)
+    out_shape = (n, c1, (h - size[0]) // strides[0] + 1, (w - size[1]) // strides[1] + 1, c0)
     r = te.reduce_axis(size[0], "r")
     s = te.reduce_axis(size[1], "s")
 
     def formula(b: Any, c: Any, i: Any, j: Any, lane: Any) -> Any:
-        return fold(x[b, c, r + i * step[0], s + j * step[1], lane], (r, s))
+        return fold(x[b, c, r + i * strides[0], s + j * strides[1], lane], (r, s))
 
     return te.compute(out_shape, formula)
 
 
 def as_convolution(attrs: Mapping[str, Any], image: Shape, **formats: Any) -> ConvShape:
     """Return the pooling of an image as a convolution with a group per channel."""
-    (size, step, pads) = geometry(**attrs)
-    (n, c, h, w) = image
-    return ConvShape(n, c, h, w, c, *size, step, (*pads[0], *pads[1]), groups=c, **formats)
+    size, strides, pads = geometry(**attrs)
+    n, c, h, w = image
+    return ConvShape(
+        n=n,
+        c=c,
+        h=h,
+        w=w,
+        k=c,
+        r=size[0],
+        s=size[1],
+        stride=strides,
+        pad=(*pads[0], *pads[1]),
+        groups=c,
+        **formats,
+    )
 
 
 def _image_tensor(call: Call) -> te.Tensor:
@@ -165,13 +181,13 @@ def _image_tensor(call: Call) -> te.Tensor:
 
 
 def _max_kernel(call: Call, chip: Chip) -> Kernel:
-    (size, step, pads) = geometry(**call.attrs)
+    size, strides, pads = geometry(**call.attrs)
     x = _image_tensor(call)
     numbers = te.cast_to(x, "fp16") if x.dtype == "int8" else x  # the vector unit compares floats
     # Around the image stands the least number, so that padding never is the largest.
     image = te.pad(numbers, ((0, 0), (0, 0), *pads, (0, 0)), -np.inf)
     numbers = wide(image) if x.dtype == "bf16" else image
-    y = te.cast_to(_windows(numbers, size, step, te.max), x.dtype)
+    y = te.cast_to(_windows(numbers, size, strides, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
 
 
@@ -187,13 +203,14 @@ def _average_kernel(call: Call, chip: Chip) -> Kernel:
     If all windows have the same count, sums are multiplied by the number 1 / count, otherwise by a
     tensor `rate`. The cube adds up small windows, as a depthwise convolution with weights of 1.
     """
-    (size, step, pads) = geometry(**call.attrs)
+    size, strides, pads = geometry(**call.attrs)
     x = _image_tensor(call)
     counts = _counts(call)
-    # fp32 images and windows of more than 25 elements are summed by the vector unit, below
-    if shape := _sum_convolution(call):
+    # Images in fp32 and windows of more than 25 elements are summed by the vector unit, below.
+    shape = _sum_convolution(call)
+    if shape is not None:
         return _cube_kernel(call, shape, chip)
-    total = _windows(wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)))), size, step, te.sum)
+    total = _windows(wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)))), size, strides, te.sum)
     if np.ptp(counts) == 0:
         mean = te.vmuls(total, 1.0 / float(counts.flat[0]))
     else:
@@ -211,7 +228,7 @@ def _extra_tensors(call: Call) -> dict[str, Values]:
     counts = _counts(call)
     shape = _sum_convolution(call)
     tensors = {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
-    if shape:
+    if shape is not None:
         lanes = ceil_div(shape.c, C0) * C0
         every_lane = replace(shape, c=lanes, k=lanes, groups=lanes)
         ones = np.ones((lanes, 1, shape.r, shape.s), forms.numpy_type(shape.dtype))

@@ -1,4 +1,8 @@
-"""Reductions over axes, and normalisations built from them: softmax, layer norm, LRN."""
+"""Reductions over axes, and normalisations built from them: softmax, layer norm, LRN.
+
+For example, the sum of a tensor (5, 33) over axis 1 has the shape (5,), and the softmax of
+(0, ln 3) is (1/4, 3/4).
+"""
 
 import math
 from collections.abc import Callable
@@ -72,13 +76,13 @@ def _reduction(
     compute: Callable[..., te.Tensor],
     backward: Callable[[gradients.Site], Grads] | None,
     *,
-    lift: tuple[str, ...] = expressions.NARROW,
+    formats_in_fp32: tuple[str, ...] = expressions.NARROW,
     **more: Any,
 ) -> None:
     """Register a reduction; by default empty axes are allowed, as the sum over nothing is 0.
 
-    Operands whose format is in `lift` are computed in fp32. `more` are other fields of the
-    `Operator`.
+    Operands whose format is in `formats_in_fp32` are computed in fp32. `more` are other fields of
+    the `Operator`.
     """
 
     def values(x: Values, *, axis: Any, keepdims: bool) -> Values:
@@ -99,7 +103,7 @@ def _reduction(
         name,
         ("x",),
         values,
-        expressions.in_fp32(expression, lift),
+        expressions.in_fp32(expression, formats_in_fp32),
         summary,
         attrs={"axis": None, "keepdims": False},
         backward=backward,
@@ -167,7 +171,7 @@ _reduction(
 )
 _extreme: dict[str, Any] = {
     "backward": _reduce_extreme,
-    "lift": ("bf16",),
+    "formats_in_fp32": ("bf16",),
     **_NO_EMPTY_AXES,
     "domains": {"x": _distinct},
     "wide": True,

@@ -208,13 +208,14 @@ def axis_rules(
     An entry of `sources` that is a tuple makes the axis free; one that is a string makes it of
     `kind`, with the string as the reason.
     """
-    axes = tuple(
-        AxisRule(i, kind, joins=(i,) * outputs, reason=source_or_reason)
-        if isinstance(source_or_reason, str)
-        else AxisRule(i, "free", source_or_reason, (i,) * outputs)
-        for i, source_or_reason in enumerate(sources)
-    )
-    return SliceRules(pattern, axes, adjust=adjust)
+    axes = []
+    for axis, source_or_reason in enumerate(sources):
+        joins = (axis,) * outputs
+        if isinstance(source_or_reason, str):
+            axes.append(AxisRule(axis, kind, joins=joins, reason=source_or_reason))
+        else:
+            axes.append(AxisRule(axis, "free", source_or_reason, joins))
+    return SliceRules(pattern, tuple(axes), adjust=adjust)
 
 
 def elementwise_rules(

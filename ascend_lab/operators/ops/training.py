@@ -66,16 +66,16 @@ def _padded_size(size: Pair, pads: Pairs) -> Pair:
     return size[0] + sum(pads[0]), size[1] + sum(pads[1])
 
 
-def _scattered_tap(values: te.Tensor, image_size: Pair, step: Pair, tap: Pair) -> te.Tensor:
+def _scattered_tap(values: te.Tensor, image_size: Pair, strides: Pair, tap: Pair) -> te.Tensor:
     """Return an image with `values` at the pixels tap + stride * index and zeros elsewhere."""
-    dilated = conv_gradient.with_gaps(values, step)
+    dilated = conv_gradient.with_zeros_between(values, strides)
     # tap (1, 0) of a window at stride 2: values at rows 1, 3, 5, ... and columns 0, 2, 4, ...
     edges = [(tap[i], image_size[i] - tap[i] - dilated.shape[2 + i]) for i in range(2)]
     return te.pad(dilated, ((0, 0), (0, 0), *edges))
 
 
 def _without_padding(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
-    (n, c) = image.shape[:2]
+    n, c = image.shape[:2]
     first_row = pads[0][0]
     first_column = pads[1][0]
     if not np.any(pads):
@@ -99,15 +99,15 @@ def _max_shape(x: Shape, y: Shape, grad: Shape, **attrs: Any) -> Shape:
 
 def _max_values(x: Values, y: Values, grad: Values, **attrs: Any) -> Values:
     """Return an image with each window's gradient at its first element that equals y."""
-    size, step, pads = geometry(**attrs)
+    size, strides, pads = geometry(**attrs)
     image = padded(x, pads, -np.inf)
-    window_view = expressions.windows(image, size, step)
+    window_view = expressions.windows(image, size, strides)
     # A window 1, 3, 3: equal 0, 1, 1, and the first of these takes the gradient.
     equal = (window_view == y[..., None, None]).reshape((*window_view.shape[:4], -1))
     # argmax of booleans is the index of the first True; without any it is 0, where equal is False
     is_first_maximum = equal & (np.arange(equal.shape[-1]) == equal.argmax(axis=-1)[..., None])
     window_grads = (is_first_maximum * grad[..., None]).reshape(window_view.shape)
-    return cropped(add_windows(window_grads, image.shape, step), pads, (x.shape[2], x.shape[3]))
+    return cropped(add_windows(window_grads, image.shape, strides), pads, (x.shape[2], x.shape[3]))
 
 
 def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -> te.Tensor:
@@ -115,28 +115,27 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
 
     `unassigned` is 1 for windows without a maximum so far.
     """
-    (size, step, pads) = geometry(**attrs)
-    (n, c, oh, ow) = y.shape
+    size, strides, pads = geometry(**attrs)
+    n, c, oh, ow = y.shape
     plane = (x.shape[2], x.shape[3])
     image_size = _padded_size(plane, pads)
-    image = te.pad(x, ((0, 0), (0, 0), *pads), LEAST)
-    image = wide(image)
+    image = wide(te.pad(x, ((0, 0), (0, 0), *pads), LEAST))
     maxima = wide(y)
     slope = wide(grad)
-    unassigned = total = None
+    unassigned = None
+    total = None
     for tap in product(range(size[0]), range(size[1])):
         # Tap (1, 0), 3 x 3 windows at stride 2: rows 1, 3, 5 and columns 0, 2, 4 of the image.
-        end = (tap[0] + (oh - 1) * step[0] + 1, tap[1] + (ow - 1) * step[1] + 1)
-        view = te.slice(image, (0, 0, *tap), (n, c, *end), (1, 1, *step))
+        end = (tap[0] + (oh - 1) * strides[0] + 1, tap[1] + (ow - 1) * strides[1] + 1)
+        view = te.slice(image, (0, 0, *tap), (n, c, *end), (1, 1, *strides))
         is_maximum = te.vcmp(view, maxima, "eq")
-        is_maximum = is_maximum if unassigned is None else te.vmul(is_maximum, unassigned)
         # a window that has its maximum is not unassigned any more: later equal elements get nothing
-        unassigned = (
-            te.vsub(unassigned, is_maximum)
-            if unassigned is not None
-            else te.vadds(te.vmuls(is_maximum, -1.0), 1.0)
-        )
-        tap_grads = _scattered_tap(te.vmul(is_maximum, slope), image_size, step, tap)
+        if unassigned is None:
+            unassigned = te.vadds(te.vmuls(is_maximum, -1.0), 1.0)
+        else:
+            is_maximum = te.vmul(is_maximum, unassigned)
+            unassigned = te.vsub(unassigned, is_maximum)
+        tap_grads = _scattered_tap(te.vmul(is_maximum, slope), image_size, strides, tap)
         total = tap_grads if total is None else te.vadd(total, tap_grads)
     assert total is not None
     return narrow(_without_padding(total, plane, pads), x.dtype)
@@ -181,12 +180,12 @@ def _pool_counts(*, size: Any, count_include_pad: bool, **attrs: Any) -> Values:
 
 
 def _average_values(grad: Values, **attrs: Any) -> Values:
-    (window, step, pads) = geometry(**attrs)
+    window, strides, pads = geometry(**attrs)
     plane = forms.pair("size", attrs["size"])
     # A gradient of 1 on a full 3 x 3 window: 1/9 at each of its pixels.
-    window_share = grad / _pool_counts(**attrs)
-    element_grads = np.broadcast_to(window_share[..., None, None], (*window_share.shape, *window))
-    image = add_windows(element_grads, (*grad.shape[:2], *_padded_size(plane, pads)), step)
+    element_grad = grad / _pool_counts(**attrs)
+    tap_grads = np.broadcast_to(element_grad[..., None, None], (*element_grad.shape, *window))
+    image = add_windows(tap_grads, (*grad.shape[:2], *_padded_size(plane, pads)), strides)
     return cropped(image, pads, plane)
 
 
@@ -196,18 +195,18 @@ def _average_expression(grad: te.Tensor, **attrs: Any) -> te.Tensor:
     The count of a window is the product of its counts along rows and columns, so the division is
     done for one axis after the other.
     """
-    (window, step, pads) = geometry(**attrs)
+    window, strides, pads = geometry(**attrs)
     plane = forms.pair("size", attrs["size"])
     image_size = _padded_size(plane, pads)
-    window_share = wide(grad)
+    element_grad = wide(grad)
     total = None
     counts = _pool_counts(**attrs)
     # Counts 4, 6, 4 / 6, 9, 6 / 4, 6, 4 are (1, 1.5, 1) by (1, 1.5, 1) times 4.
-    for i, column in enumerate((counts[:, 0] / counts[0, 0], counts[0] / counts[0, 0])):
-        window_share = _divided_along(window_share, 2 + i, column)
-    window_share = te.vmuls(window_share, 1.0 / float(counts[0, 0]))
+    for axis, column in ((2, counts[:, 0] / counts[0, 0]), (3, counts[0] / counts[0, 0])):
+        element_grad = _divided_along(element_grad, axis, column)
+    element_grad = te.vmuls(element_grad, 1.0 / float(counts[0, 0]))
     for tap in product(range(window[0]), range(window[1])):
-        tap_grads = _scattered_tap(window_share, image_size, step, tap)
+        tap_grads = _scattered_tap(element_grad, image_size, strides, tap)
         total = tap_grads if total is None else te.vadd(total, tap_grads)
     assert total is not None
     return narrow(_without_padding(total, plane, pads), grad.dtype)
@@ -378,26 +377,28 @@ def _update_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     return axis_rules("Elemwise", sources, outputs=len(shapes) - 1)
 
 
-def _sgd(param: Values, grad: Values, velocity: Values, **a: Any) -> tuple[Values, Values]:
+def _sgd(param: Values, grad: Values, velocity: Values, **attrs: Any) -> tuple[Values, Values]:
     """Return p' = p - lr v' and v' = momentum v + g; with nesterov p - lr (g + momentum v').
 
     Here g is the gradient plus weight_decay p.
     """
-    slope = grad + a["weight_decay"] * param
+    slope = grad + attrs["weight_decay"] * param
     # p 1, g 0.5, v 1, momentum 0.9, lr 0.1: v' = 1.4 and p' = 1 - 0.14 = 0.86.
-    new_velocity = a["momentum"] * velocity + slope
-    step = slope + a["momentum"] * new_velocity if a["nesterov"] else new_velocity
-    return param - a["lr"] * step, new_velocity
+    new_velocity = attrs["momentum"] * velocity + slope
+    step = slope + attrs["momentum"] * new_velocity if attrs["nesterov"] else new_velocity
+    return param - attrs["lr"] * step, new_velocity
 
 
 def _sgd_expression(
-    param: te.Tensor, grad: te.Tensor, velocity: te.Tensor, **a: Any
+    param: te.Tensor, grad: te.Tensor, velocity: te.Tensor, **attrs: Any
 ) -> tuple[te.Tensor, te.Tensor]:
-    decay = a["weight_decay"]
+    decay = attrs["weight_decay"]
     slope = te.vadd(grad, te.vmuls(param, decay)) if decay else grad
-    new_velocity = te.vadd(te.vmuls(velocity, a["momentum"]), slope)
-    step = te.vadd(slope, te.vmuls(new_velocity, a["momentum"])) if a["nesterov"] else new_velocity
-    return te.vsub(param, te.vmuls(step, a["lr"])), new_velocity
+    new_velocity = te.vadd(te.vmuls(velocity, attrs["momentum"]), slope)
+    step = new_velocity
+    if attrs["nesterov"]:
+        step = te.vadd(slope, te.vmuls(new_velocity, attrs["momentum"]))
+    return te.vsub(param, te.vmuls(step, attrs["lr"])), new_velocity
 
 
 def _corrections(*, beta1: float, beta2: float, step: int, **others: Any) -> tuple[float, float]:
@@ -411,29 +412,31 @@ def _corrections(*, beta1: float, beta2: float, step: int, **others: Any) -> tup
 
 
 def _adam(
-    param: Values, grad: Values, mean: Values, square: Values, **a: Any
+    param: Values, grad: Values, mean: Values, square: Values, **attrs: Any
 ) -> tuple[Values, ...]:
-    mean_correction, square_correction = _corrections(**a)
+    mean_correction, square_correction = _corrections(**attrs)
     # First step from mean = square = 0 with g = 0.5: m / 0.1 = 0.5 and sqrt(s / 0.001) = 0.5, so p
     # moves by lr, whatever the size of g.
-    m = a["beta1"] * mean + (1 - a["beta1"]) * grad
-    s = a["beta2"] * square + (1 - a["beta2"]) * grad**2
-    update = m / mean_correction / (np.sqrt(s / square_correction) + a["epsilon"])
-    return param - a["lr"] * (update + a["weight_decay"] * param), m, s
+    m = attrs["beta1"] * mean + (1 - attrs["beta1"]) * grad
+    s = attrs["beta2"] * square + (1 - attrs["beta2"]) * grad**2
+    update = m / mean_correction / (np.sqrt(s / square_correction) + attrs["epsilon"])
+    return param - attrs["lr"] * (update + attrs["weight_decay"] * param), m, s
 
 
 def _adam_expression(
-    param: te.Tensor, grad: te.Tensor, mean: te.Tensor, square: te.Tensor, **a: Any
+    param: te.Tensor, grad: te.Tensor, mean: te.Tensor, square: te.Tensor, **attrs: Any
 ) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    (mean_correction, square_correction) = _corrections(**a)
-    decay = a["weight_decay"]
-    m = te.vadd(te.vmuls(mean, a["beta1"]), te.vmuls(grad, 1.0 - a["beta1"]))
-    s = te.vadd(te.vmuls(square, a["beta2"]), te.vmuls(te.vmul(grad, grad), 1.0 - a["beta2"]))
+    mean_correction, square_correction = _corrections(**attrs)
+    decay = attrs["weight_decay"]
+    m = te.vadd(te.vmuls(mean, attrs["beta1"]), te.vmuls(grad, 1.0 - attrs["beta1"]))
+    s = te.vadd(
+        te.vmuls(square, attrs["beta2"]), te.vmuls(te.vmul(grad, grad), 1.0 - attrs["beta2"])
+    )
     # sqrt(s / (1 - b2^t)) = sqrt(s) / sqrt(1 - b2^t): one factor, known before the launch
-    root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(square_correction)), a["epsilon"])
-    update = te.vdiv(te.vmuls(m, a["lr"] / mean_correction), root)
+    root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(square_correction)), attrs["epsilon"])
+    update = te.vdiv(te.vmuls(m, attrs["lr"] / mean_correction), root)
     # p - lr (u + decay p) = (1 - lr decay) p - lr u
-    decayed = te.vmuls(param, 1.0 - a["lr"] * decay) if decay else param
+    decayed = te.vmuls(param, 1.0 - attrs["lr"] * decay) if decay else param
     return te.vsub(decayed, update), m, s
 
 

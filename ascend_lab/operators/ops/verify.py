@@ -1,7 +1,8 @@
 """Checks of an operator's values, program, gradient and slices, and the files of its tests.
 
-A failed check raises `AssertionError` with the worst element. `make_test` writes a test file for
-any operator, including one of the reader's own.
+For example, `check_values(get("relu"), ((129,),), {}, "fp16", chip)` runs the kernel of relu on 129
+random numbers and compares them with the reference. A failed check raises `AssertionError` with the
+worst element. `make_test` writes a test file for any operator, including one of the reader's own.
 """
 
 import math
@@ -102,22 +103,21 @@ def check_within(
             )
         tolerance = tolerances[dtype]
         got_values, reference_values = (v.astype(np.float64) for v in (result, reference))
+        both_nan = np.isnan(got_values) & np.isnan(reference_values)
         with np.errstate(invalid="ignore"):
-            agree = (got_values == reference_values) | (
-                np.isnan(got_values) & np.isnan(reference_values)
-            )
-            excess = np.where(agree, 0.0, np.abs(got_values - reference_values)) - tolerance.bound(
-                reference_values, dtype
-            )
+            agree = (got_values == reference_values) | both_nan
+            deviation = np.where(agree, 0.0, np.abs(got_values - reference_values))
+            excess = deviation - tolerance.bound(reference_values, dtype)
         # Not `excess > 0`: that is False for NaN, which must count as too far.
         too_far = ~(excess <= 0)
         if too_far.any():
             worst = np.argmax(np.where(too_far, np.nan_to_num(excess, nan=np.inf), -1))
             index = tuple(int(i) for i in np.unravel_index(worst, too_far.shape))
             got_value = got_values[index]
-            expected = reference_values[index]
+            reference_value = reference_values[index]
             raise AssertionError(
-                f"{operator.name}: {name}{index} = {got_value}, reference {expected} in {dtype}: "
+                f"{operator.name}: {name}{index} = {got_value}, "
+                f"reference {reference_value} in {dtype}: "
                 f"off by more than {tolerance.ulps:g} ulps + {tolerance.atol:g} "
                 f"({tolerance.reason}); {int(too_far.sum())} of {too_far.size} elements"
             )
@@ -199,13 +199,14 @@ def _roundings(tensor: te.Tensor) -> int:
     if not isinstance(body, Compute):  # an input, or a kernel written by hand
         return 0
     in_sum = math.prod(axis.extent for axis in body.reduce) if body.fold in ("sum", "prod") else 0
-    return _calls(body.expr) + in_sum
+    return _longest_path(body.expr) + in_sum
 
 
-def _calls(expr: Any) -> int:
+def _longest_path(expr: Any) -> int:
     """Return the number of rounding operations on the longest path through a formula."""
     args = getattr(expr, "args", ())
-    return int(getattr(expr, "op", "") in ROUNDING_OPS) + max(map(_calls, args), default=0)
+    own_rounding = 1 if getattr(expr, "op", "") in ROUNDING_OPS else 0
+    return own_rounding + max(map(_longest_path, args), default=0)
 
 
 # -- gradients ------------------------------------------------------------------------------------
@@ -226,36 +227,45 @@ def check_gradient(
     # Random c in loss = sum(c y): with c = 1 errors of opposite signs could cancel, as in softmax,
     # whose outputs always add up to 1.
     weights = [rng.uniform(-1, 1, o.shape) for o in outputs[:used_outputs]]
-    grads = gradient(
-        operator, (*weights, *(None,) * (len(outputs) - used_outputs)), arrays, outputs, **attrs
-    )
-    checked = 0
-    for i, analytic in enumerate(grads):
-        if arrays[i].dtype != np.float64:
-            continue
-        grad = np.zeros(arrays[i].shape) if analytic is None else analytic
+    unused = (None,) * (len(outputs) - used_outputs)
+    grads = gradient(operator, (*weights, *unused), arrays, outputs, **attrs)
+
+    def loss(inputs: Sequence[Values]) -> float:
+        values = _as_tuple(operator.reference(*inputs, **attrs))
+        return sum(float((w * v).sum()) for w, v in zip(weights, values, strict=False))
+
+    float_inputs = [i for i in range(len(grads)) if arrays[i].dtype == np.float64]
+    for i in float_inputs:
+        grad = np.zeros(arrays[i].shape) if grads[i] is None else grads[i]
+        assert grad is not None
         if grad.shape != arrays[i].shape:
             raise AssertionError(
                 f"{operator.name}: gradient {i} is {grad.shape}, the input {arrays[i].shape}"
             )
         # One direction checks all elements at once: two evaluations, not two for each element.
         direction = rng.uniform(-1, 1, arrays[i].shape)
-        sides = []
-        for sign in (1, -1):
-            shifted = [a + sign * step * direction if n == i else a for n, a in enumerate(arrays)]
-            values = _as_tuple(operator.reference(*shifted, **attrs))
-            sides.append(sum(float((w * v).sum()) for w, v in zip(weights, values, strict=False)))
-        # Central differences: the error falls with step^2, where one-sided ones fall with step.
-        numeric = (sides[0] - sides[1]) / (2 * step)
-        exact = float((grad * direction).sum())
+        numeric = _central_difference(loss, arrays, i, step * direction) / (2 * step)
+        analytic = float((grad * direction).sum())
         # `not <=` rather than `>`: a NaN on either side must fail.
-        if not abs(numeric - exact) <= 1e-5 * (1 + abs(numeric)):
+        if not abs(numeric - analytic) <= 1e-5 * (1 + abs(numeric)):
             raise AssertionError(
-                f"{operator.name}: d/d{operator.names(len(arrays))[i]} is {exact}, "
+                f"{operator.name}: d/d{operator.names(len(arrays))[i]} is {analytic}, "
                 f"central differences give {numeric}"
             )
-        checked += 1
-    return checked
+    return len(float_inputs)
+
+
+def _central_difference(
+    loss: Callable[[Sequence[Values]], float], arrays: Sequence[Values], place: int, change: Values
+) -> float:
+    """Return loss(x + change) - loss(x - change), where x is one of the inputs."""
+    # The error falls with the square of the change, where that of one-sided differences falls with
+    # the change.
+    ahead, behind = (
+        loss([*arrays[:place], arrays[place] + sign * change, *arrays[place + 1 :]])
+        for sign in (1, -1)
+    )
+    return ahead - behind
 
 
 def _away_from_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
@@ -265,21 +275,23 @@ def _away_from_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Value
     equal numbers, and no difference quotient crosses a kink or a jump (of floor, max, ...), where
     it would not approximate the gradient.
     """
-    shifted = []
+    moved_arrays = []
     for i, (name, array) in enumerate(zip(operator.names(len(arrays)), arrays, strict=True)):
-        if array.dtype == np.float64 and not operator.domains.get(name, Domain()).distinct:
-            # Of two inputs 0.3 becomes (153 + 1/4) / 512 in the first and (153 + 2/4) / 512 in the
-            # second.
-            array = (np.floor(array / GRID) + (i + 1) / (len(arrays) + 2)) * GRID  # noqa: PLW2901
-        shifted.append(array)
-    return shifted
+        if array.dtype != np.float64 or operator.domains.get(name, Domain()).distinct:
+            moved_arrays.append(array)
+            continue
+        # Of two inputs 0.3 becomes (153 + 1/4) / 512 in the first and (153 + 2/4) / 512 in the
+        # second.
+        offset = (i + 1) / (len(arrays) + 2)
+        moved_arrays.append((np.floor(array / GRID) + offset) * GRID)
+    return moved_arrays
 
 
 # -- slices ---------------------------------------------------------------------------------------
 def check_slices(
     operator: Operator, shapes: Sequence[Shape], attrs: Any, dtype: str, seed: int = 0
 ) -> int:
-    """Raise unless pieces that are cut by the slice rules and computed apart join to the whole.
+    """Raise unless pieces cut by the slice rules and computed separately join to the whole.
 
     Returns the number of axes that were cut into several pieces.
     """
@@ -313,7 +325,7 @@ def check_slices(
         for n, values in enumerate(full_outputs):
             joined = np.concatenate([p[n] for p in parts], axis=rule.joins[n])
             _equal(operator, f"axis {rule.axis} in {pieces}", joined, values)
-        cuts += len(pieces) > 1
+        cuts += 1 if len(pieces) > 1 else 0
     return cuts + sum(
         _check_reduction(operator, reduction, arrays, attrs, full_outputs[0], rng)
         for reduction in rules.reductions
@@ -481,14 +493,10 @@ def make_test(
         raise errors.InputError(needed, "none", remedy)
     edge_examples = tuple(Example((shape,) * len(op.inputs)) for shape in EDGE_SIZES)
     examples = (op.examples or edge_examples)[:limit]
-    some_empty = any(0 in shape for e in examples for shape in e.shapes)
+    has_empty_case = any(0 in shape for e in examples for shape in e.shapes)
     filled = "[case for case in CASES if all(0 not in shape for shape in case[0])]"
-    cases = filled if some_empty else "CASES"
+    cases = filled if has_empty_case else "CASES"
     first_format = op.types.allowed[0]
-    bounds = ["# as many as the roundings of its expression; state tolerances= for others"]
-    if op.tolerances or op.name in LIBRARY:
-        stated = (op.tolerances or rounded()).items()
-        bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})" for dtype, b in stated]
     return _TEMPLATE.format(
         name=op.name,
         summary=textwrap.fill(op.summary or "y = f(x)", 96),
@@ -498,7 +506,7 @@ def make_test(
         cases=_literal([(e.shapes, dict(e.attrs)) for e in examples]),
         formats=_literal([(c, d) for c in chips for d in op.types.on_chip(load_chip(c))]),
         unit=op.types.unit,
-        tolerances="\n".join(bounds),
+        tolerances="\n".join(_tolerance_comments(op)),
         bad=_literal(_bad_calls(op, examples[0], chips[0])),
         dtypes=repr(op.types.allowed).replace("'", '"'),
         gradient=_GRADIENT.format(cases=cases) if op.backward else "",
@@ -506,6 +514,14 @@ def make_test(
         slice_dtype="fp64" if is_float(first_format) else first_format,
         chip=chips[0],
     )
+
+
+def _tolerance_comments(op: Operator) -> list[str]:
+    """Return the comment lines that state the tolerance of each number format."""
+    if not op.tolerances and op.name not in LIBRARY:
+        return ["# as many as the roundings of its expression; state tolerances= for others"]
+    stated = (op.tolerances or rounded()).items()
+    return [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})" for dtype, b in stated]
 
 
 def _literal(value: list[Any]) -> str:
