@@ -235,8 +235,15 @@ SAXPY = [(1, []), (1, []), (300, []), (300, []), (4, [2, 3]), (1, [4]), (1, [])]
 
 @ex.judged(
     _judge_issue,
-    edges=[(SAXPY, 8, 8), (SAXPY, 40, 16), (SAXPY, 3, 1), ([(5, [])], 4, 2), (SAXPY, 3, 8)],
-    cases=12,
+    edges=[
+        (SAXPY, 8, 8),
+        (SAXPY, 40, 16),
+        (SAXPY, 3, 1),
+        ([(5, [])], 4, 2),
+        (SAXPY, 3, 8),
+        ([(300, []), (4, []), (1, [0, 1])], 8, 4),  # the last of `needs` is not the latest
+    ],
+    cases=13,
 )
 def check_ex_01_6(rng: ex.Rng) -> ex.Case:
     """Check `fn(steps, warps, resident)`: cycles at which each warp's steps issue."""
