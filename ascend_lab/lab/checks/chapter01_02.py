@@ -193,7 +193,11 @@ def largest_k(chip_name: str, dtype: str, m: int, n: int) -> int:
     return room - room % c0
 
 
-@ex.against(_bracket_and_upgrade, edges=[(100, 30, 20), (10, 100, 90), (7, 7, 7)], rel_tol=1e-9)
+@ex.against(
+    _bracket_and_upgrade,
+    edges=[(100, 30, 20), (10, 100, 90), (7, 7, 7), (90, 30, 30)],
+    rel_tol=1e-9,
+)
 def check_ex_01_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(compute, move, wait) -> (low, high, upgrade, gain)`."""
     values = rng.integers(1, 1000, 3)
