@@ -98,5 +98,5 @@ def test_the_page_shows_what_its_prose_claims() -> None:
     drawn = re.findall(r"^(?:relu|max|sum) +\w+ +(\d+) +[\de+-]+$", text, re.MULTILINE)
     assert [int(count) > 0 for count in drawn] == [False, False, False, True]
     assert "same bits: True True" in text and "for i_o in 192" in text
-    assert text.count("    ScheduleError:") == 2 and "    CapacityError:" in text
+    assert text.count("ScheduleError: ") == 2 and "    CapacityError:" in text
     assert "False" not in text

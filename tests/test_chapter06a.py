@@ -18,7 +18,7 @@ from ascend_lab.machine.sim import execute, simulate
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "06a_nest_to_flags.ipynb"
 CHIP = load_chip("Ascend910B2")
-RULE = "def touches", "def hand_overs", "def queues", "def flagged", "def synchronised"
+RULE = "def touches", "def bare", "def hand_overs", "def queues", "def flagged", "def synchronised"
 
 
 @pytest.fixture(scope="module")

@@ -193,7 +193,11 @@ def largest_k(chip_name: str, dtype: str, m: int, n: int) -> int:
     return room - room % c0
 
 
-@ex.against(_bracket_and_upgrade, edges=[(100, 30, 20), (10, 100, 90), (7, 7, 7)], rel_tol=1e-9)
+@ex.against(
+    _bracket_and_upgrade,
+    edges=[(100, 30, 20), (10, 100, 90), (7, 7, 7), (90, 30, 30)],
+    rel_tol=1e-9,
+)
 def check_ex_01_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(compute, move, wait) -> (low, high, upgrade, gain)`."""
     values = rng.integers(1, 1000, 3)
@@ -235,8 +239,15 @@ SAXPY = [(1, []), (1, []), (300, []), (300, []), (4, [2, 3]), (1, [4]), (1, [])]
 
 @ex.judged(
     _judge_issue,
-    edges=[(SAXPY, 8, 8), (SAXPY, 40, 16), (SAXPY, 3, 1), ([(5, [])], 4, 2), (SAXPY, 3, 8)],
-    cases=12,
+    edges=[
+        (SAXPY, 8, 8),
+        (SAXPY, 40, 16),
+        (SAXPY, 3, 1),
+        ([(5, [])], 4, 2),
+        (SAXPY, 3, 8),
+        ([(300, []), (4, []), (1, [0, 1])], 8, 4),  # the last of `needs` is not the latest
+    ],
+    cases=13,
 )
 def check_ex_01_6(rng: ex.Rng) -> ex.Case:
     """Check `fn(steps, warps, resident)`: cycles at which each warp's steps issue."""

@@ -217,6 +217,7 @@ def _addresses(tiles: Sequence[Tile], ub_bytes: int) -> list[int] | None:
         ([(4096, 2, 2), (4096, 2, 1), (4081, 2, 1)], 32768),
         ([(4096, 2, 2), (4096, 2, 2), (1, 1, 1)], 32768),
         ([(16000, 2, 1), (400, 2, 1)], 32768),
+        ([(5461, 2, 3)], 32768),  # three slots fit only if they are not rounded
     ],
 )
 def check_ex_06a_1(rng: ex.Rng) -> ex.Case:
