@@ -33,7 +33,7 @@ LONGEST = (
     "test_cube.py", "test_graph_lower.py", "validation.ipynb", "test_dsl_values.py",
     "17_smaller_models.ipynb", "20_cube_tuner_ga.ipynb", "test_network.py", "test_vector.py",
     "test_engine.py", "test_zoo.py", "test_command.py", "test_dsl_rows.py", "test_dsl_schedules.py",
-    "23_parallel_training.ipynb", "15_memory_planning.ipynb",
+    "23_parallel_training.ipynb", "15_memory_planning.ipynb", "validation_networks.ipynb",
 )  # fmt: skip
 
 
