@@ -29,7 +29,7 @@ from ascend_lab.aoe.cube.pipe_work import (
     weights_stay_in_l0b,
 )
 from ascend_lab.aoe.cube.space import Array, Columns, Floats, Mask, Shape, ceil_div_array
-from ascend_lab.aoe.cube.work import CubeWork, conv_work, gemm_work, rows_of
+from ascend_lab.aoe.cube.work import CubeWork, conv_work, gemm_work, select_tilings
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.sim.timeline import start_cycles
@@ -104,7 +104,7 @@ class Walk:
         self.slots = {name: Slots(count) for name, count in counts.items()}
         self.outer = np.where(w.n_is_outer, w.n_tiles, w.m_tiles)
         self.inner = np.where(w.n_is_outer, w.m_tiles, w.n_tiles)
-        self.stages = ceil_div_array(w.units, w.stage)
+        self.stages = ceil_div_array(w.units, w.stage_units)
         self._load_channels()
 
     def _occupy(self, pipe: str, where: Mask, end: Array, cycles: Array | int) -> None:
@@ -146,7 +146,7 @@ class Walk:
         job = self.job
         self._occupy("cube", where, self.free_at["cube"] + f, f)
         index = np.flatnonzero(where)
-        tile = job.work.first[index] + m_at[index]
+        tile = job.work.first_tile[index] + m_at[index]
         run = job.tile_list.pixels[tile] * isa.FRACTAL
         fractals = job.tile_list.fractals[tile]
         extra_copies = job.tile_list.runs[tile] - 1
@@ -175,7 +175,7 @@ class Walk:
         beyond the first.
         """
         f = self.flag
-        drain_work = rows_of(self.drain_work, index)
+        drain_work = select_tilings(self.drain_work, index)
         (run, fractals, n, extra_copies) = sizes
         # 40 pixels in 3 fractals: all 48 rows are copied without an epilogue, 40 with one
         stride = fractals * BLOCK if drain_work.plan is None else run
@@ -307,10 +307,10 @@ class Walk:
         active = self.end_cycles == 0
         m_at = np.where(w.n_is_outer, p["inner"], p["outer"])
         n_at = np.where(w.n_is_outer, p["outer"], p["inner"])
-        m = self.job.tile_list.fractals[w.first + m_at]
+        m = self.job.tile_list.fractals[w.first_tile + m_at]
         n = np.where(n_at == w.n_tiles - 1, w.n_last, w.n)
         last_stage = p["stage"] == self.stages - 1
-        units = np.where(last_stage, w.units - p["stage"] * w.stage, w.stage)
+        units = np.where(last_stage, w.units - p["stage"] * w.stage_units, w.stage_units)
         depth_all = units * self.job.taps
         depth = np.minimum(w.k, depth_all - p["k"] * w.k)
         # loops from the inside: K tiles of a stage, stages of a tile, inner and outer tiles
@@ -342,7 +342,7 @@ class Walk:
             & ~w.bypass_b
             & (~w.keeps_b | (first & (~w.keeps_b_throughout | (p["outer"] == 0))))
         )
-        a_size = job.tile_list.unit_bytes[w.first + m_at] * np.where(w.keeps_a, w.units, units)
+        a_size = job.tile_list.unit_bytes[w.first_tile + m_at] * np.where(w.keeps_a, w.units, units)
         b_depth = np.where(w.keeps_b, w.units * job.taps, depth)
         b_size = n * b_depth * job.area_bytes
         path = job.chip.path("GM", "L1")
@@ -516,7 +516,7 @@ class Bounds:
         for batch in (
             np.array_split(unwalked[order], max(1, len(unwalked) // 2048)) if len(unwalked) else ()
         ):
-            walk = Walk(rows_of(self.job, batch), rows_of(self.drain_work, batch))
+            walk = Walk(select_tilings(self.job, batch), select_tilings(self.drain_work, batch))
             cycles = walk.run(MAX_TURNS) + self.launch_cycles
             self.from_walks[batch] = np.maximum(cycles, self.closed_form[batch])
         return self.from_walks[rows]

@@ -88,7 +88,7 @@ def drain_work_of(
     is_warm = any(name in warm for name in operand_names)
     # channel operands that do not all stay on the core are loaded again for every tile of m
     reloads = np.maximum(work.m_tiles * (resident_blocks < work.core_n), 1)
-    channel_reads = np.maximum(1, max(channel_loads, 1) * work.rows * reloads)
+    channel_reads = np.maximum(1, max(channel_loads, 1) * work.core_rows * reloads)
     costs = _operand_costs(job, is_warm, channel_reads)
     return DrainWork(
         epilogue=epilogue,
@@ -204,14 +204,14 @@ def weights_stay_in_l0b(job: CubeWork) -> Mask:
     fits: Mask = (
         (work.b_l0 * weight_bytes <= job.chip.buffers["L0B"]) & (work.m_tiles > 1) & job.is_conv
     )
-    return fits & work.keeps_b & (work.stage >= work.units)
+    return fits & work.keeps_b & (work.stage_units >= work.units)
 
 
 def shared_slots(job: CubeWork) -> Array:
     """Return how many slots a convolution's rows and weights share in L1; 0 if they share none."""
     work = job.work
     slots_are_shared: Mask = (
-        job.is_conv & (work.stage < work.units) & (work.a_l1 == 2) & (work.b_l1 == 2)
+        job.is_conv & (work.stage_units < work.units) & (work.a_l1 == 2) & (work.b_l1 == 2)
     )
     return np.where(slots_are_shared, MAX_STAGES_IN_L1, 0)
 
@@ -327,9 +327,9 @@ def turns_of(job: CubeWork) -> Array:
     """Return how many times the cube accumulates into one tile: the K tiles of all its stages."""
     work = job.work
     # 9 taps, 5 units in stages of 2, K tiles of 4: turns 5 + 5 + 3, for 18, 18 and 9 fractals
-    stages = ceil_div_array(work.units, work.stage)
-    last_units = work.units - (stages - 1) * work.stage
-    turns_per_stage = ceil_div_array(work.stage * job.taps, work.k)
+    stages = ceil_div_array(work.units, work.stage_units)
+    last_units = work.units - (stages - 1) * work.stage_units
+    turns_per_stage = ceil_div_array(work.stage_units * job.taps, work.k)
     turns_of_last_stage = ceil_div_array(last_units * job.taps, work.k)
     return (stages - 1) * turns_per_stage + turns_of_last_stage
 
@@ -349,7 +349,7 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     work = job.work
     flag_cycles = job.chip.flag_cycles
     tiles = work.m_tiles * work.n_tiles * work.bundles
-    products = work.bundles * work.m_sum * work.core_n * work.units * job.taps
+    products = work.bundles * work.m_fractals * work.core_n * work.units * job.taps
     # a turn waits for A and for B and gives both slots back: 4 flags; resident weights need none
     flag_cycles_per_turn = np.where(weights_stay_in_l0b(job), 2 * flag_cycles, 4 * flag_cycles)
     overheads = tiles * (
@@ -358,7 +358,7 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     load_a, load_b, a_copies, b_copies = _loads(job)
     feed_a, feed_b = _feeds(job)
     operands = drain_work.epilogue.of_kind("tile") if drain_work.epilogue and chip.combined else ()
-    elements = work.pixel_sum * work.core_n * FRACTAL * work.bundles
+    elements = work.m_pixels * work.core_n * FRACTAL * work.bundles
     operand_cycles = (
         elements * sum(DTYPE_BYTES[o.dtype] for o in operands) * drain_work.in_cycles_per_byte
     )
@@ -379,7 +379,7 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     flag_cycles = job.chip.flag_cycles
     fractal_bytes = job.area_bytes
     startup_cycles = job.chip.path("GM", "L1").startup_cycles
-    stages = ceil_div_array(work.units, work.stage)
+    stages = ceil_div_array(work.units, work.stage_units)
     turns = turns_of(job)
     depth = work.units * job.taps
     a_reads_per_tile = np.where(work.keeps_a & ~work.n_is_outer, 1, work.n_tiles)
@@ -392,7 +392,7 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     b_copies = np.where(work.bypass_b, b_tile_reads * turns, staged_b_copies)
     # if B bypasses L1, it is copied one row of fractals at a time, each with a separate startup
     b_copy_starts = np.where(work.bypass_b, b_tile_reads * depth, staged_b_copies)
-    a_bytes = work.bundles * a_reads_per_tile * work.unit_sum * work.units
+    a_bytes = work.bundles * a_reads_per_tile * work.m_unit_bytes * work.units
     b_bytes = work.bundles * b_reads_per_tile * work.core_n * depth * fractal_bytes
     flag_cycles_per_load = np.where(shared_slots(job) > 0, 0, 2 * flag_cycles)
     a_cycles = a_bytes * job.a.cycles_per_byte + a_copies * (startup_cycles + 2 * flag_cycles)
@@ -412,7 +412,7 @@ def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
     feed_flag_cycles = 2 * chip.flag_cycles * turns_of(job) * work.m_tiles * work.n_tiles
     a_copies_per_column, b_copies_per_tile = _feed_copies(job)
     # all tiles of A that one column of tiles needs, and all tiles of B that one row needs
-    a_transfer_cycles = depth * work.m_sum * fractal_bytes / l0a.rate_bytes_per_cycle
+    a_transfer_cycles = depth * work.m_fractals * fractal_bytes / l0a.rate_bytes_per_cycle
     b_transfer_cycles = depth * work.core_n * fractal_bytes / l0b.rate_bytes_per_cycle
     a_startup_cycles = a_copies_per_column * l0a.startup_cycles
     b_startup_cycles = work.n_tiles * b_copies_per_tile * l0b.startup_cycles
@@ -439,8 +439,8 @@ def _feed_copies(job: CubeWork) -> tuple[Array, Array]:
         return turns * work.m_tiles, turns
     # a product copies row by row or column by column of fractals: full tiles have min(m, k) of each
     depth = work.units * job.taps
-    full_tiles = (work.m_sum // work.m) * (depth // np.maximum(work.stage, work.k))
-    full_tile_copies = np.minimum(work.m, work.k) * full_tiles * (work.stage // work.k)
+    full_tiles = (work.m_fractals // work.m) * (depth // np.maximum(work.stage_units, work.k))
+    full_tile_copies = np.minimum(work.m, work.k) * full_tiles * (work.stage_units // work.k)
     return np.maximum(turns * work.m_tiles, full_tile_copies), depth
 
 
@@ -478,11 +478,11 @@ def fill_cycles(job: CubeWork) -> tuple[Floats, Floats, Floats]:
     work = job.work
     fractal_bytes = job.area_bytes
     path = chip.path("GM", "L1")
-    m = job.tile_list.fractals[work.first]
+    m = job.tile_list.fractals[work.first_tile]
     n = np.where(work.n_tiles == 1, work.n_last, work.n)
-    stage = np.minimum(work.stage, work.units)
+    stage = np.minimum(work.stage_units, work.units)
     depth = np.minimum(work.k, stage * job.taps)
-    a_bytes = job.tile_list.unit_bytes[work.first] * np.where(work.keeps_a, work.units, stage)
+    a_bytes = job.tile_list.unit_bytes[work.first_tile] * np.where(work.keeps_a, work.units, stage)
     b_bytes = n * fractal_bytes * np.where(work.keeps_b, work.units, stage) * job.taps
     a_cycles = np.where(work.bypass_a, 0, copy_cycles(path, a_bytes, job.a.cycles_per_byte))
     b_cycles = np.where(work.bypass_b, 0, copy_cycles(path, b_bytes, job.b.cycles_per_byte))
@@ -499,7 +499,7 @@ def flush_cycles(job: CubeWork, drain_work: DrainWork) -> Floats:
     work = job.work
     element_bytes = DTYPE_BYTES[drain_work.out_dtype]
     # the last tile in the core's list, which may be lower than the others
-    run = job.tile_list.pixels[work.first + work.m_tiles - 1] * FRACTAL
+    run = job.tile_list.pixels[work.first_tile + work.m_tiles - 1] * FRACTAL
     if not chip.combined:
         path = chip.path("L0C", "GM")
         copy = copy_cycles(path, run * work.n_last * element_bytes, drain_work.out_cycles_per_byte)
@@ -554,7 +554,7 @@ def _out_of_l0c(job: CubeWork, drain_work: DrainWork, tiles: Array) -> Floats:
         tile_cycles = path.startup_cycles
         if drain_work.plan is not None:
             element_bytes = DTYPE_BYTES[drain_work.plan.tiles[drain_work.plan.start]]
-    elements = work.pixel_sum * work.core_n * FRACTAL * work.bundles
+    elements = work.m_pixels * work.core_n * FRACTAL * work.bundles
     largest = work.m * np.minimum(work.n, work.core_n) * BLOCK
     total: Floats = (tiles - 1) * tile_cycles + np.maximum(
         elements - largest, 0
