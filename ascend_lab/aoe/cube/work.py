@@ -451,8 +451,7 @@ def _busiest_row(
     loaded_by_row: Array = np.add.reduceat(loaded, ends - tile_counts)
     busiest = int(np.argmax(loaded_by_row))
     stretch = slice(int(ends[busiest] - tile_counts[busiest]), int(ends[busiest]))
-    # with 6 tiles an image, rows of cores with 4 tiles each are ragged; with 3 tiles (half an image)
-    # or 12 (two images) they are not
+    # 6 tiles an image: 4 tiles a row of cores are ragged, but 3 (half an image) or 12 (two) are not
     ragged = (
         image_count > 1
         and tiles_per_image % tile_counts[0] > 0
