@@ -91,8 +91,9 @@ class Piece:
     """The pieces of output tiles that the vector unit computes at the same time.
 
     Arrays have an entry for each of `kernels`; only `selected` has one for every kernel of the
-    walk: whether it has such a piece. A piece has `blocks` blocks of `run` elements, which are
-    `stride` apart in UB. With `released_early` its tile leaves L0C before the epilogue.
+    walk: whether it has such a piece. A piece has `blocks` blocks of `run` elements, each of
+    which takes `stride` elements in UB. With `released_early` its tile has left L0C before the
+    epilogue.
     """
 
     kernels: Array
@@ -113,8 +114,10 @@ class Piece:
 class Walk:
     """Kernels of many tilings that run turn by turn through their loops, one array entry each.
 
-    `free_at` holds the time at which each pipe is free, `done` the cycles of work it has done,
-    `slots` the queues, and `loop_index` the position in each loop.
+    `free_at` holds the time at which each pipe is free, `done` the cycles of work it has done, and
+    `loop_index` the position in each loop. `slots` are the queues of buffers: "a1" and "b1" in L1,
+    "a0" and "b0" in L0A and L0B, "c" in L0C, "out" and "tile" (results and operands of the
+    epilogue) in UB.
     """
 
     def __init__(self, job: CubeWork, drain_work: DrainWork) -> None:
@@ -122,39 +125,41 @@ class Walk:
         self.job = job
         self.drain_work = drain_work
         self.flag_cycles = job.chip.flag_cycles
-        w = job.work
+        work = job.work
         flag = self.flag_cycles
-        zero = np.zeros(len(w.m), np.int64)
+        zero = np.zeros(len(work.m), np.int64)
         # at the start each consumer raises a flag for every slot of its queue: "this one is free"
         shared_slots = pipe_work.shared_slots(job)
         self.shares_slots = shared_slots > 0
-        l1 = np.where(w.bypass_a, 0, w.a_l1) + np.where(w.bypass_b | self.shares_slots, 0, w.b_l1)
-        start_times = (
-            zero + flag,
-            flag * l1,
-            flag * (w.a_l0 + w.b_l0),
-            zero + 2 * flag,
-            zero + 2 * flag,
-        )
-        self.free_at = dict(zip(PIPES, start_times, strict=True))
+        a_flags = np.where(work.bypass_a, 0, work.a_l1)
+        b_flags = np.where(work.bypass_b | self.shares_slots, 0, work.b_l1)
+        start_times = {
+            "load": zero + flag,
+            "feed": flag * (a_flags + b_flags),
+            "cube": flag * (work.a_l0 + work.b_l0),
+            "drain": zero + 2 * flag,
+            "store": zero + 2 * flag,
+        }
+        self.free_at = {name: start_times[name] for name in PIPES}
         self.done = {name: zero.copy() for name in PIPES}
         self.loop_index = {name: zero.copy() for name in LOOPS}
         self.end_cycles = zero.copy()
-        tile_bytes = (
-            w.m * np.minimum(w.n, w.core_n) * BLOCK * DTYPE_BYTES[isa.ACCUMULATOR[job.dtype]]
-        )
-        counts = {"a1": np.maximum(w.a_l1, shared_slots), "b1": np.maximum(w.b_l1, shared_slots)}
-        counts |= {
-            # True counts as 1: two slots where two tiles of sums fit L0C
-            "c": 1 + (2 * tile_bytes <= job.chip.buffers["L0C"]),
+        sum_bytes = BLOCK * DTYPE_BYTES[isa.ACCUMULATOR[job.dtype]]
+        tile_bytes = work.m * np.minimum(work.n, work.core_n) * sum_bytes
+        two_tiles_fit = 2 * tile_bytes <= job.chip.buffers["L0C"]
+        counts = {
+            "a1": np.maximum(work.a_l1, shared_slots),
+            "b1": np.maximum(work.b_l1, shared_slots),
+            "a0": work.a_l0,
+            "b0": work.b_l0,
+            "c": np.where(two_tiles_fit, 2, 1),
             "out": zero + 2,
             "tile": zero + 2,
         }
-        counts |= {"a0": w.a_l0, "b0": w.b_l0}
         self.slots = {name: Slots(count) for name, count in counts.items()}
-        self.outer = np.where(w.n_is_outer, w.n_tiles, w.m_tiles)
-        self.inner = np.where(w.n_is_outer, w.m_tiles, w.n_tiles)
-        self.stages = ceil_div_array(w.units, w.stage_units)
+        self.outer = np.where(work.n_is_outer, work.n_tiles, work.m_tiles)
+        self.inner = np.where(work.n_is_outer, work.m_tiles, work.n_tiles)
+        self.stages = ceil_div_array(work.units, work.stage_units)
         self._load_channels()
 
     def _occupy(self, pipe: str, where: Mask, end: Array, cycles: Array | int) -> None:
@@ -166,14 +171,14 @@ class Walk:
     def _load_channels(self) -> None:
         """Load the epilogue's operands per channel, where they stay on the core for all tiles."""
         drain_work = self.drain_work
-        w = self.job.work
+        work = self.job.work
         chip = self.job.chip
         flag = self.flag_cycles
         if not drain_work.channel_loads:
             return
-        stays = drain_work.resident_blocks >= w.core_n
+        stays = drain_work.resident_blocks >= work.core_n
         path = chip.path("GM", "UB" if chip.combined else "L1")
-        moved_cycles = w.core_n * drain_work.channel_bytes * drain_work.channel_cycles_per_byte
+        moved_cycles = work.core_n * drain_work.channel_bytes * drain_work.channel_cycles_per_byte
         cycles = (
             drain_work.channel_loads * path.startup_cycles
             + moved_cycles.astype(np.int64)
@@ -183,7 +188,7 @@ class Walk:
         if chip.combined:
             return
         # a bias of 4 bytes for each of the 16 columns of a block
-        table_cycles = copy_cycles(chip.path("L1", "BT"), w.core_n * isa.FRACTAL * 4)
+        table_cycles = copy_cycles(chip.path("L1", "BT"), work.core_n * isa.FRACTAL * 4)
         loaded_at = self.free_at["load"] + drain_work.channel_latency
         table_ready = np.maximum(self.free_at["feed"], loaded_at) + 4 * flag + table_cycles
         # the closed forms of MTE1 and the cube leave this work out, so it must not count as done:
@@ -291,21 +296,21 @@ class Walk:
         plan = drain_work.plan
         ub_dtype = drain_work.out_dtype if plan is None else plan.tiles[plan.start]
         ub_bytes = piece.blocks * piece.stride * DTYPE_BYTES[ub_dtype]
-        work = copy_cycles(chip.path("L0C", "UB"), ub_bytes)
+        drain_cycles = copy_cycles(chip.path("L0C", "UB"), ub_bytes)
         # UB has two slots for results: the next one in turn is that freed before the last
-        end = np.maximum(drain_free, self.slots["out"].times[1][kernels]) + flag + work
+        end = np.maximum(drain_free, self.slots["out"].times[1][kernels]) + flag + drain_cycles
         if plan is not None and drain_work.epilogue is not None:
             copied_at = np.where(piece.released_early, end + flag, end)
             l0c_free = np.where(piece.exists & piece.released_early, copied_at, l0c_free)
             epilogue_cycles = pipe_work.vector_cycles(drain_work, chip, piece.blocks, piece.run)
-            work = work + epilogue_cycles
+            drain_cycles = drain_cycles + epilogue_cycles
             if drain_work.epilogue.of_kind("tile"):
                 end = np.maximum(copied_at, loaded_at) + flag + epilogue_cycles + flag
                 self._free("tile", piece, end)
             else:
                 end = copied_at + epilogue_cycles
         end = end + flag
-        self.done["drain"][kernels] += np.where(piece.exists, work + 4 * flag, 0)
+        self.done["drain"][kernels] += np.where(piece.exists, drain_cycles + 4 * flag, 0)
         self._store(piece, drain_work, end)
         return np.where(piece.exists, end, drain_free), l0c_free
 
@@ -350,22 +355,24 @@ class Walk:
 
     def _turn(self) -> None:
         """Advance every kernel that has not ended by one product of L0 tiles."""
-        w = self.job.work
-        p = self.loop_index
+        work = self.job.work
+        loop = self.loop_index
         flag = self.flag_cycles
         active = self.end_cycles == 0
-        m_at = np.where(w.n_is_outer, p["inner"], p["outer"])
-        n_at = np.where(w.n_is_outer, p["outer"], p["inner"])
-        m = self.job.tile_list.fractals[w.first_tile + m_at]
-        n = np.where(n_at == w.n_tiles - 1, w.n_last, w.n)
-        last_stage = p["stage"] == self.stages - 1
-        units = np.where(last_stage, w.units - p["stage"] * w.stage_units, w.stage_units)
+        m_at = np.where(work.n_is_outer, loop["inner"], loop["outer"])
+        n_at = np.where(work.n_is_outer, loop["outer"], loop["inner"])
+        m = self.job.tile_list.fractals[work.first_tile + m_at]
+        n = np.where(n_at == work.n_tiles - 1, work.n_last, work.n)
+        last_stage = loop["stage"] == self.stages - 1
+        units = np.where(
+            last_stage, work.units - loop["stage"] * work.stage_units, work.stage_units
+        )
         depth_all = units * self.job.taps
-        depth = np.minimum(w.k, depth_all - p["k"] * w.k)
+        depth = np.minimum(work.k, depth_all - loop["k"] * work.k)
         # loops from the inside: K tiles of a stage, stages of a tile, inner and outer tiles
-        begin_stage = p["k"] == 0
-        end_stage = (p["k"] + 1) * w.k >= depth_all
-        begin_tile = begin_stage & (p["stage"] == 0)
+        begin_stage = loop["k"] == 0
+        end_stage = (loop["k"] + 1) * work.k >= depth_all
+        begin_tile = begin_stage & (loop["stage"] == 0)
         end_tile = end_stage & last_stage
         cube = self.free_at["cube"]
         self._occupy("cube", active & begin_tile, self.slots["c"].wait(cube) + flag, flag)
@@ -381,39 +388,34 @@ class Walk:
         self, active: Mask, begin_tile: Mask, m_at: Array, n: Array, units: Array, depth: Array
     ) -> None:
         """Load to L1 what this stage needs, or what an outer loop keeps; MTE1 waits for it."""
-        w = self.job.work
-        p = self.loop_index
         job = self.job
-        first = begin_tile & (p["inner"] == 0)
-        a = active & ~w.bypass_a & (~w.keeps_a | first)
-        b = (
-            active
-            & ~w.bypass_b
-            & (~w.keeps_b | (first & (~w.keeps_b_throughout | (p["outer"] == 0))))
-        )
-        a_size = job.tile_list.unit_bytes[w.first_tile + m_at] * np.where(w.keeps_a, w.units, units)
-        b_depth = np.where(w.keeps_b, w.units * job.taps, depth)
-        b_size = n * b_depth * job.area_bytes
+        work = job.work
+        loop = self.loop_index
+        # an operand that an outer loop keeps is loaded only where that loop begins
+        begin_outer = begin_tile & (loop["inner"] == 0)
+        begin_b = begin_outer & (~work.keeps_b_throughout | (loop["outer"] == 0))
+        loads_a = active & ~work.bypass_a & (~work.keeps_a | begin_outer)
+        loads_b = active & ~work.bypass_b & (~work.keeps_b | begin_b)
+        a_units = np.where(work.keeps_a, work.units, units)
+        b_depth = np.where(work.keeps_b, work.units * job.taps, depth)
+        a_bytes = job.tile_list.unit_bytes[work.first_tile + m_at] * a_units
+        b_bytes = n * b_depth * job.area_bytes
         path = job.chip.path("GM", "L1")
-        a_cycles = copy_cycles(path, a_size, job.a.cycles_per_byte)
-        b_cycles = copy_cycles(path, b_size, job.b.cycles_per_byte)
+        a_cycles = copy_cycles(path, a_bytes, job.a.cycles_per_byte)
+        b_cycles = copy_cycles(path, b_bytes, job.b.cycles_per_byte)
         # weights that an outer loop keeps are loaded before the pixels or rows of A
-        weights_first = b & w.keeps_b
+        weights_first = loads_b & work.keeps_b
         if weights_first.any():
             self._load_to_l1("b", weights_first, b_cycles, job.b.latency_cycles)
-            to_l0b_cycles = copy_cycles(job.chip.path("L1", "L0B"), b_size)
-            self._occupy(
-                "feed",
-                weights_first & weights_stay_in_l0b(job),
-                self.free_at["feed"] + to_l0b_cycles,
-                to_l0b_cycles,
-            )
-        self._load_to_l1("a", a, a_cycles, job.a.latency_cycles)
+            to_l0b_cycles = copy_cycles(job.chip.path("L1", "L0B"), b_bytes)
+            fed_at = self.free_at["feed"] + to_l0b_cycles
+            moves_on = weights_first & weights_stay_in_l0b(job)
+            self._occupy("feed", moves_on, fed_at, to_l0b_cycles)
+        self._load_to_l1("a", loads_a, a_cycles, job.a.latency_cycles)
         # B is copied behind A, whose latency passes meanwhile
-        latency_left = np.where(a, job.a.latency_cycles - b_cycles, 0)
-        self._load_to_l1(
-            "b", b & ~w.keeps_b, b_cycles, np.maximum(job.b.latency_cycles, latency_left)
-        )
+        latency_left = np.where(loads_a, job.a.latency_cycles - b_cycles, 0)
+        b_latency = np.maximum(job.b.latency_cycles, latency_left)
+        self._load_to_l1("b", loads_b & ~work.keeps_b, b_cycles, b_latency)
 
     def _load_to_l1(self, name: str, where: Mask, cycles: Array, latency: Array) -> None:
         """Copy to a slot of L1 and raise a flag for MTE1; A and B in a shared slot need one."""
@@ -422,19 +424,17 @@ class Walk:
         self._occupy("load", where, loaded_at, 2 * flag + cycles)
         self._occupy("feed", where, np.maximum(self.free_at["feed"], loaded_at + latency) + flag, 0)
 
-    def _free_l1(self, end: Mask, end_tile: Mask) -> None:
-        w = self.job.work
-        p = self.loop_index
-        last = end_tile & (p["inner"] == self.inner - 1)
-        a = end & ~w.bypass_a & (~w.keeps_a | last)
-        b = (
-            end
-            & ~w.bypass_b
-            & (~w.keeps_b | (last & (~w.keeps_b_throughout | (p["outer"] == self.outer - 1))))
-        )
+    def _free_l1(self, end_stage: Mask, end_tile: Mask) -> None:
+        """Give the slots of L1 back that no later product of this stage or outer loop reads."""
+        work = self.job.work
+        loop = self.loop_index
+        end_outer = end_tile & (loop["inner"] == self.inner - 1)
+        end_b = end_outer & (~work.keeps_b_throughout | (loop["outer"] == self.outer - 1))
+        frees_a = end_stage & ~work.bypass_a & (~work.keeps_a | end_outer)
+        frees_b = end_stage & ~work.bypass_b & (~work.keeps_b | end_b)
         # the operand that an outer loop keeps is freed last: if A is kept, B is freed first
-        b_first = b & w.keeps_a & ~w.keeps_b
-        for name, where in (("b1", b_first), ("a1", a), ("b1", b & ~b_first)):
+        b_first = frees_b & work.keeps_a & ~work.keeps_b
+        for name, where in (("b1", b_first), ("a1", frees_a), ("b1", frees_b & ~b_first)):
             flag = np.where(self.shares_slots & (name == "b1"), 0, self.flag_cycles)
             self._occupy("feed", where, self.free_at["feed"] + flag, 0)
             self.slots[name].free(self.free_at["feed"], where)
@@ -493,11 +493,11 @@ class Walk:
 
     def _advance_loops(self, active: Mask, end_stage: Mask, end_tile: Mask) -> None:
         """Advance the loop counters like an odometer; record the end times of kernels."""
-        p = self.loop_index
-        w = self.job.work
-        end_inner = end_tile & (p["inner"] == self.inner - 1)
-        end_outer = end_inner & (p["outer"] == self.outer - 1)
-        finished = active & end_outer & (p["bundle"] == w.bundles - 1)
+        loop = self.loop_index
+        work = self.job.work
+        end_inner = end_tile & (loop["inner"] == self.inner - 1)
+        end_outer = end_inner & (loop["outer"] == self.outer - 1)
+        finished = active & end_outer & (loop["bundle"] == work.bundles - 1)
         # the last slot to be freed is that of the last tile: its data are in GM then
         end_time = self.slots["out" if self.job.chip.combined else "c"].times[0] + self.flag_cycles
         self.end_cycles = np.where(finished, end_time, self.end_cycles)
@@ -505,7 +505,7 @@ class Walk:
         step = active
         for name, end in zip(LOOPS, loop_ends, strict=True):
             # a loop that has ended begins again at 0, and the next outer one moves on
-            p[name] = np.where(step, np.where(end, 0, p[name] + 1), p[name])
+            loop[name] = np.where(step, np.where(end, 0, loop[name] + 1), loop[name])
             step = step & end
 
 
@@ -573,8 +573,8 @@ class Bounds:
     @cached_property
     def turns(self) -> Array:
         """The turns of the cube on one core, for each row."""
-        w = self.job.work
-        return pipe_work.turns_of(self.job) * w.m_tiles * w.n_tiles * w.bundles
+        work = self.job.work
+        return pipe_work.turns_of(self.job) * work.m_tiles * work.n_tiles * work.bundles
 
 
 def _memory_cycles(job: CubeWork, drain_work: DrainWork, warm: Collection[str]) -> Floats:

@@ -1,6 +1,7 @@
 """Computes each pipe's work under every tiling, and from it lower bounds in closed form.
 
-For every pipe
+A pipe executes one kind of instruction: MTE2 loads from GM, MTE1 feeds L0 from L1, the cube
+multiplies, V or the fix pipe drains L0C, MTE3 stores to GM. For every pipe
 
     cycles >= (first data reach the pipe) + (all its work) + (last tile leaves)
                fill                          busy                flush
@@ -306,7 +307,7 @@ class Busy:
 
     load_a: Floats
     load_b: Floats
-    load_more: Floats
+    load_operands: Floats
     feed_a: Floats
     feed_b: Floats
     cube: Floats
@@ -318,7 +319,7 @@ class Busy:
     @property
     def pipes(self) -> tuple[Floats, ...]:
         """Cycles of MTE2, MTE1, the cube, the drain and the store."""
-        load = self.load_a + self.load_b + self.load_more
+        load = self.load_a + self.load_b + self.load_operands
         feed = self.feed_a + self.feed_b
         return load, feed, self.cube, self.drain, self.store
 
@@ -365,7 +366,16 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     cube = overheads + products * float(cycles_per_fractal_pair(job))
     drain, store = _drains(job, drain_work, tiles, elements)
     return Busy(
-        load_a, load_b, operand_cycles, feed_a, feed_b, cube, drain, store, a_copies, b_copies
+        load_a=load_a,
+        load_b=load_b,
+        load_operands=operand_cycles,
+        feed_a=feed_a,
+        feed_b=feed_b,
+        cube=cube,
+        drain=drain,
+        store=store,
+        a_copies=a_copies,
+        b_copies=b_copies,
     )
 
 
