@@ -1,11 +1,11 @@
 """Rewrites a graph so that it computes the same values in slices.
 
-A `SlicePlan` names regions of the graph, and for each the axis that is cut, the sizes of the slices
-and their order. Every operator has a slice rule, which gives the ranges of its inputs that a range
-of its output needs: rows 0 .. 7 of a 3 x 3 convolution with padding 1 need rows 0 .. 8. Applied
-from the outputs of a region backwards, the rules give the range of every tensor in every slice.
-Each node of the region becomes one node per slice, which reads only these ranges. Weights are not
-cut: all slices read the same ones, which later slices find in L2.
+A `SlicePlan` names regions of the graph (runs of consecutive nodes), and for each the axis that is
+cut, the sizes of the slices and their order. Every operator has a slice rule, which gives the
+ranges of its inputs that a range of its output needs: rows 0 .. 7 of a 3 x 3 convolution with
+padding 1 need rows 0 .. 8. Applied from the outputs of a region backwards, the rules give the range
+of every tensor in every slice. Each node of the region becomes one node per slice, which reads only
+these ranges. Weights are not cut: all slices read the same ones, which later slices find in L2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
