@@ -346,9 +346,9 @@ def run_pipeline(
                 next_task[device] += 1
         if len(timed_tasks) == count:
             raise ClusterError("tasks in an order that can run", "a deadlock", "correct the lists")
-    busy_s = [
-        [t.end_s - t.start_s for t in timed_tasks if t.device == d] for d in range(len(lists))
-    ]
+    busy_s: list[list[float]] = [[] for _ in lists]
+    for timed in timed_tasks:
+        busy_s[timed.device].append(timed.end_s - timed.start_s)
     peaks = tuple(map(peak_held, lists))
     return PipelineTime(tuple(timed_tasks), max(clock_s), tuple(map(sum, busy_s)), peaks)
 
