@@ -124,6 +124,11 @@ def solve(
             "none found, and no proof that there is none",
             "allow more time, or install ascend-lab[exact]" if not exact else "allow more time",
         )
+    return _best_solution(solutions, lower, problem.usage_limit)
+
+
+def _best_solution(solutions: list[Found], lower: float, usage_limit: int | None) -> Solution:
+    """Return the solution of least cost; `lower` is a bound with the solver's rounding errors."""
     cost, strategies, method_name, peak_usage = min(solutions)
     tolerance = 1e-6 + ROUNDING * abs(cost)
     # all costs are integers, so the bound can be rounded up
@@ -135,7 +140,7 @@ def solve(
         lower_bound=cost if proven else integer_bound,
         proven=proven,
         peak_usage=peak_usage,
-        usage_limit=problem.usage_limit,
+        usage_limit=usage_limit,
         method=method_name,
     )
 
