@@ -311,7 +311,6 @@ def _branch_and_bound(
         with deadlines.run.cut():
             proof = prove(
                 job.space,
-                job.measure,
                 _measure_once(job, trace, min(kernel_limits_s, default=None)),
                 job.bounds,
                 most=max_kernels,

@@ -46,22 +46,20 @@ def applied(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
     group_rounds = []
     groups = len(ranks)
     width = blocks.shape[2]
-    for message_round in rounds:
-        messages, count = message_round.blocks.shape
+    for template in rounds:
+        messages, count = template.blocks.shape
         # A gather of 2 ranks and 2 slots on groups (0, 1) and (2, 3), each slot standing for 2
         # blocks: messages 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2 carry blocks (0, 1), (2, 3), (0, 1), (2,
         # 3).
-        picked = np.where(
-            (message_round.blocks == NO_BLOCK)[None, :, :, None],
-            NO_BLOCK,
-            blocks[:, message_round.blocks],
-        )
-        rows = np.broadcast_to(picked, (groups, messages, count, width))
-        sources, targets = (
-            ranks[:, x].reshape(-1) for x in (message_round.sources, message_round.targets)
-        )
-        rows = rows.reshape(groups * messages, count * width)
-        group_rounds.append(Round(sources, targets, rows, np.tile(message_round.reduces, groups)))
+        is_padding = (template.blocks == NO_BLOCK)[None, :, :, None]
+        slot_blocks = np.where(is_padding, NO_BLOCK, blocks[:, template.blocks])
+        # a single row of `blocks` serves all groups
+        all_blocks = np.broadcast_to(slot_blocks, (groups, messages, count, width))
+        message_blocks = all_blocks.reshape(groups * messages, count * width)
+        sources = ranks[:, template.sources].reshape(-1)
+        targets = ranks[:, template.targets].reshape(-1)
+        reduces = np.tile(template.reduces, groups)
+        group_rounds.append(Round(sources, targets, message_blocks, reduces))
     return tuple(group_rounds)
 
 
@@ -360,9 +358,12 @@ def flat(op: str, name: str, p: int, root: int) -> tuple[int, Stages]:
     if name == "double-ring":
         gather_rounds = double_ring_gather(p)
         reduce_rounds = as_reduction(gather_rounds)
-        return 2 * p, {"all_gather": (gather_rounds,), "reduce_scatter": (reduce_rounds,)}.get(
-            op, (reduce_rounds + gather_rounds,)
-        )
+        stages = {
+            "all_gather": (gather_rounds,),
+            "reduce_scatter": (reduce_rounds,),
+            "all_reduce": (reduce_rounds + gather_rounds,),
+        }
+        return 2 * p, stages[op]
     if op == "all_gather":
         return p, (GATHERS[name](p),)
     if op == "reduce_scatter":
@@ -420,10 +421,9 @@ def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tupl
     every server. If `inside` sends the tensor in one piece, it broadcasts along the root's rail,
     then inside every server. A reduction is the same backwards, and adds.
     """
-    server, place = (int(i[0]) for i in np.nonzero(groups == root))
-    ordered_groups: Ints = np.roll(
-        np.roll(groups, -server, axis=0), -place, axis=1
-    )  # the root is first
+    server, rail_number = (int(i[0]) for i in np.nonzero(groups == root))
+    # the root becomes the first rank of the first server
+    ordered_groups: Ints = np.roll(groups, (-server, -rail_number), axis=(0, 1))
     rooted = cast if op == "broadcast" else collect
     server_ranks = groups.shape[1]
     # Root 3, servers (0, 1), (2, 3), mesh inside and tree between: 3 sends block 1 to 2; along the

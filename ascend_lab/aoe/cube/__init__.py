@@ -291,10 +291,10 @@ class _BranchAndBound:
     next.
     """
 
-    def __init__(self, space: CubeSpace, bounds: Bounds, timed: workers.Measure) -> None:
+    def __init__(self, space: CubeSpace, bounds: Bounds, measure: workers.Measure) -> None:
         self.space = space
         self.bounds = bounds
-        self.timed = timed
+        self.measure = measure
         self.order = np.argsort(self.bounds.closed_form, kind="stable")
         self.sorted_bounds = self.bounds.closed_form[self.order]
         self.heap: list[tuple[float, int]] = []
@@ -323,7 +323,7 @@ class _BranchAndBound:
             _, row = heapq.heappop(self.heap)
             point = self.space.point(row)
             self.trials += 1
-            self.best = min(self.best, (self.timed(point), point))
+            self.best = min(self.best, (self.measure(point), point))
             return
         # rows whose bound is not below the best time cannot win: they are never walked
         promising_count = int(np.searchsorted(self.sorted_bounds, self.best[0]))
@@ -337,8 +337,7 @@ class _BranchAndBound:
 
 def prove(
     space: CubeSpace,
-    measure: CubeMeasure,
-    timed: workers.Measure | None = None,
+    measure: workers.Measure,
     bounds: Bounds | None = None,
     *,
     most: int | None = None,
@@ -347,11 +346,14 @@ def prove(
 ) -> Proof:
     """Return the best point and a lower bound, after at most `most` kernels or `time_limit_s`.
 
-    `timed` measures instead of `measure`. `bounds` are those of the space if the caller has them.
-    `report` is called after each step with the kernels simulated and `most`.
+    `bounds` are those of the space; without them `measure` must be a `CubeMeasure`, from which they
+    are computed. `report` is called after each step with the kernels simulated and `most`.
     """
     deadline = workers.Deadline.of(time_limit_s)
-    search = _BranchAndBound(space, bounds or Bounds(measure, space.genes), timed or measure)
+    if bounds is None:
+        assert isinstance(measure, CubeMeasure)
+        bounds = Bounds(measure, space.genes)
+    search = _BranchAndBound(space, bounds, measure)
     max_kernels = most or space.size
     while min(search.least) < search.best[0] and search.trials < max_kernels:
         # one kernel is simulated even without any time, so that there is a result

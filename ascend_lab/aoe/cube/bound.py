@@ -67,8 +67,9 @@ class Slots:
     def free(self, times: Array, where: Mask) -> None:
         """Give a slot back at `times`."""
         # the times move on by one slot: (t0, t1) becomes (new, t0)
-        moved = zip(self.times, [times, *self.times[:-1]], strict=True)
-        self.times = [np.where(where, new, old) for old, new in moved]
+        shifted_times = [times, *self.times[:-1]]
+        pairs = zip(shifted_times, self.times, strict=True)
+        self.times = [np.where(where, shifted, current) for shifted, current in pairs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,7 +313,7 @@ class _Step:
             data=self.typed.inputs,
             targets=tuple(self.targets),
             states=tuple(states),
-            updates={old: names.get(new, new) for old, new in updated_names.items()},
+            updates={n: names.get(tensor, tensor) for n, tensor in updated_names.items()},
             phases={node.name: tape.phases[node.name] for node in graph.nodes},
             initial={name: self.initial[name] for name in (*parameters, *states)},
             loss_scale=scale,

@@ -350,18 +350,18 @@ def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
     rows = table.shape[0]
     # 24 words on 2 ranks: word 15 is row 3 of rank 1; rank 0 does not have it.
     row_numbers = [t - group.place(r) * rows for r, t in enumerate(tokens.values)]
-    is_here = [(numbers >= 0) & (numbers < rows) for numbers in row_numbers]
+    is_local = [(numbers >= 0) & (numbers < rows) for numbers in row_numbers]
     selected = []
-    for weights, numbers, here in zip(table.values, row_numbers, is_here, strict=True):
-        token_rows = weights[np.where(here, numbers, 0)]
-        selected.append(np.where(here[..., None], token_rows, 0))
+    for weights, numbers, local in zip(table.values, row_numbers, is_local, strict=True):
+        token_rows = weights[np.where(local, numbers, 0)]
+        selected.append(np.where(local[..., None], token_rows, 0))
 
     def gradient(grads: Ranked) -> list[Ranked]:
         totals = [np.zeros(table.shape, grads[0].dtype) for _ in grads]
-        for total, grad, numbers, here in zip(totals, grads, row_numbers, is_here, strict=True):
+        for total, grad, numbers, local in zip(totals, grads, row_numbers, is_local, strict=True):
             # A word that occurs twice gets both gradients; total[numbers] += grad would keep only
             # one.
-            np.add.at(total, numbers[here], grad[here])
+            np.add.at(total, numbers[local], grad[local])
         return [totals]
 
     return tape.record([table], selected, gradient)
