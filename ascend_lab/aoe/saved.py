@@ -226,6 +226,7 @@ def _ms(time_s: float) -> float:
 
 
 def _performance(result: SubgraphResult | NetworkResult) -> Data:
+    """Return the times of a whole network, with the keys of CANN's report."""
     return {
         "model_baseline_performance(ms)": _ms(result.before_s),
         "model_performance_improvement": f"{result.gain:.2%}",
@@ -238,6 +239,7 @@ def _name_fields(result: Result) -> Data:
 
 
 def _time_fields(result: Result) -> Data:
+    """Return an operator's times before and after tuning, with the keys of CANN's report."""
     us = 1e6 / result.operator.chip.clock_hz
     return {
         "performance_before_tune(us)": round(result.before_cycles * us, 6),
@@ -247,6 +249,7 @@ def _time_fields(result: Result) -> Data:
 
 
 def _detail(result: Result) -> Data:
+    """Return what this package adds about an operator: bound, trials, schedule."""
     us = 1e6 / result.operator.chip.clock_hz
     bound = result.bound_cycles
     gap = result.gap

@@ -375,6 +375,7 @@ class _Cluster(Executor):
 
 
 def _dask(address: str) -> Executor:
+    """Return an executor on the Dask cluster at an address; raise `InputError` if there is none."""
     try:
         from distributed import Client
     except ImportError as error:

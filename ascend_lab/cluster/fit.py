@@ -240,6 +240,7 @@ class _Sums:
 
     @staticmethod
     def of(rows: Sequence[Measured], sizes: Sequence[float]) -> "_Sums":
+        """Return the sums for these rows, whose different sizes are `sizes` in rising order."""
         size_number = np.searchsorted(sizes, [row.size_bytes for row in rows])
         x = np.array([_law(r.size_bytes, r.ranks) for r in rows]) / [[r.time_s] for r in rows]
         products = np.stack([x[:, 0] ** 2, x[:, 0] * x[:, 1], x[:, 1] ** 2], axis=1)
@@ -353,6 +354,7 @@ def _one_device(name: str, rows: list[tuple[int, dict[str, str]]], device: str |
 
 
 def _measured(where: str, row: Mapping[str, str], names: tuple[str, str, str]) -> Measured:
+    """Return the measurement in a row of a table; raise `InputError` for wrong numbers."""
     values = [_number(where, column, row.get(column)) for column in names]
     if values[1] != int(values[1]):
         raise InputError(f"{where}: a whole count of ranks", row[names[1]], "correct it")

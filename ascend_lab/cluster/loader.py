@@ -378,6 +378,7 @@ def read_topology(file: str) -> Topology:
 
 
 def _devices(file: str, value: Any) -> tuple[str, ...]:
+    """Return the names of the devices, which the file lists or counts."""
     where = f"{file}: devices, names or a count from 1 to {DEVICE_LIMIT}"
     if isinstance(value, int) and not isinstance(value, bool):
         if not 1 <= value <= DEVICE_LIMIT:
@@ -396,6 +397,7 @@ def _names(where: str, value: Any) -> tuple[str, ...]:
 
 
 def _check_keys(where: str, entry: Any, keys: Sequence[str]) -> None:
+    """Raise `ClusterError` for an entry that is no table or has an unknown key."""
     if not isinstance(entry, dict):
         raise ClusterError(f"{where}: a table", shown(entry), "correct it")
     for key in entry:
@@ -437,6 +439,7 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
 
 
 def _ends(where: str, entry: dict[str, Any], key: str, nodes: dict[str, int]) -> list[int]:
+    """Return the nodes at one end of an entry's links, given as a name or a list of names."""
     value = entry.get(key)
     names = _names(f"{where}: {key}", [value] if isinstance(value, str) else value)
     for name in names:
@@ -458,6 +461,7 @@ def _one_of(where: str, entry: dict[str, Any], *pair: str) -> tuple[str, float]:
 def _servers(
     file: str, value: Any, nodes: dict[str, int], devices: int
 ) -> tuple[tuple[int, ...], ...]:
+    """Return the devices of each server; raise `ClusterError` unless each device is in one."""
     if value is None:
         return ()
     if not isinstance(value, list):

@@ -83,6 +83,7 @@ class Topology:
         object.__setattr__(self, "groups", tuple(map(tuple, groups)))
 
     def _check(self, link: Link) -> None:
+        """Raise `ClusterError` for a link to an unknown node or with wrong times."""
         nodes = self.size + len(self.switches)
         where = f"{self.name}: link {link.source} -> {link.target}"
         if not (0 <= link.source < nodes and 0 <= link.target < nodes):
@@ -267,6 +268,7 @@ class _Router:
         return self.routes[key]
 
     def _find(self, source: int, target: int) -> Path:
+        """Return the route from one device to another; raise `ClusterError` if there is none."""
         topology = self.topology
         # A cable between the two devices is taken even if a way through a switch were quicker.
         if (direct := topology.between.get((source, target))) is not None:

@@ -236,6 +236,7 @@ def canonical_order(shape: ConvShape, table: Columns) -> Array:
 
 
 def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns:
+    """Return the genes of the best schedule by the closed form; empty if none fits."""
     tilings = conv_schedules.conv_candidates(shape, chip)
     if not len(tilings.stages):
         return {}

@@ -250,6 +250,7 @@ def vector_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -
 
 
 def _steps_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -> Array:
+    """Return the cycles of the epilogue's steps if a block has `run` elements."""
     total = np.zeros_like(count)
     assert drain_work.plan is not None and drain_work.epilogue is not None
     operands = {o.name: o for o in drain_work.epilogue.operands}

@@ -410,6 +410,7 @@ def _canonical(shape: GemmShape, table: Columns) -> Columns:
 
 
 def _default_row(shape: GemmShape, chip: Chip, demand: Demand | None) -> Columns:
+    """Return the genes of the best schedule by the closed form; raise an error if none fits."""
     tilings = candidates(shape, chip)
     tilings = tilings.take(fitting(demand, chip, tilings))
     if not len(tilings.m):

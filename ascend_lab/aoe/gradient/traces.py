@@ -350,6 +350,7 @@ def _shape(event: Event) -> list[int] | None:
 
 
 def _reduce_row(where: str, number: int, event: Event) -> Row:
+    """Return the row of an all-reduce: it counts as ready when the all-reduce begins."""
     args = _args(event)
     count = args["In msg nelems"]
     # `type(...) is`, because isinstance counts True as an int
@@ -366,6 +367,7 @@ def _older_row(where: str, number: int, event: Event) -> Row:
 
 
 def _accumulation_row(where: str, number: int, event: Event) -> Row:
+    """Return the row of a gradient that is complete: it is ready at the end of the event."""
     shape = _shape(event)
     assert shape is not None
     size, dtype = _format(where, _args(event)["Input type"][0])

@@ -279,6 +279,7 @@ class _Search:
                 propose = uneven
 
     def _plan(self, segments: Segments, chain: Chain) -> SlicePlan:
+        """Return the plan that slices the segments of a chain, with the best options so far."""
         regions = []
         for first, stop, slicing in chain:
             if slicing != UNSLICED:

@@ -246,6 +246,7 @@ class Segments:
         return ends
 
     def _sliceable(self, first: int, stop: int) -> bool:
+        """Tell whether the batch of the units first .. stop-1 can be cut together."""
         part = self.part(first, stop)
         slicing = ("batch", even(self.batch, self.slice_counts[-1]))
         with suppress(AscendLabError):

@@ -159,6 +159,7 @@ class NestSpace:
         return False
 
     def _layout_is_legal(self, layout: Layout) -> bool:
+        """Tell whether a layout fits UB, has enough event ids, and can be written as a program."""
         pattern = self._pattern(layout)
         sizes = layout.sizes(self.folds)
         # If a layout with larger tiles of the same pattern fits, this one fits: no new program is

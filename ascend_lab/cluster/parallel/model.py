@@ -100,6 +100,7 @@ def model_of(name: str, chip: Chip, *, optimizer: str = "adam", dtype: str = "fp
 
 @lru_cache(maxsize=512)
 def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
+    """Return the units of a model for a micro-batch and a tensor degree; they are cached."""
     if micro_batch not in SIMULATED_BATCHES:
         return _interpolated_units(model, micro_batch, tensor, sequence)
     parts = _parts(model.build, model.chip, model.optimizer, model.dtype, micro_batch)
@@ -131,6 +132,7 @@ def _interpolated_units(
 def _parts(
     build: Build, chip: Chip, optimizer: str, dtype: str, micro_batch: int
 ) -> tuple["Part", ...]:
+    """Simulate a training step for a micro-batch and return its parts; they are cached."""
     graph = build(micro_batch)
     profile = train.profile_training(graph, chip, optimizer=optimizer, dtype=dtype)
     return parts_of(graph, profile, dtype)

@@ -245,11 +245,13 @@ def plan_time(
 
 
 def _forward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
+    """Return the seconds of a chunk's forward pass for one micro-batch."""
     work = [u.forward_s + traffic.exchange_s(u) for u in units]
     return _two_lanes(work, list(map(traffic.gather_s, units)), [0.0] * len(units))
 
 
 def _backward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
+    """Return the seconds of a chunk's backward pass for one micro-batch."""
     # with recomputation the unit's forward runs a second time, with its exchange
     forwards = 1 if traffic.plan.recompute else 0
     work_s = []
@@ -351,6 +353,7 @@ class TopologyCosts:
         return tuple(g for g in groups if any(server_of[device] in first_servers for device in g))
 
     def _timed(self, op: str, groups: Groups, size_bytes: float) -> float:
+        """Return the seconds of a collective that all `groups` run at the same time."""
         ranks = len(groups[0])
         if ranks == 1:
             return 0.0

@@ -137,6 +137,7 @@ def parse_problem(data: Any) -> Problem:
 
 
 def _nodes(data: dict[str, Any]) -> tuple[Node, ...]:
+    """Return the nodes of a problem, every number checked."""
     intervals = _list(data["intervals"], "nodes.intervals")
     costs = _list(data["costs"], "nodes.costs", len(intervals))
     usages = _list(data["usages"], "nodes.usages", len(intervals))
@@ -155,6 +156,7 @@ def _nodes(data: dict[str, Any]) -> tuple[Node, ...]:
 
 
 def _edges(data: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
+    """Return the edges of a problem, every number checked."""
     ends = _list(data["nodes"], "edges.nodes")
     costs = _list(data["costs"], "edges.costs", len(ends))
     edges = []
@@ -171,6 +173,7 @@ def _edges(data: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
 
 
 def _object(value: Any, name: str, needed: tuple[str, ...]) -> dict[str, Any]:
+    """Return a JSON object; raise `InputError` unless it has all the `needed` keys."""
     if not isinstance(value, dict):
         raise InputError(f"{name} as a JSON object", type(value).__name__, "correct it")
     missing = [key for key in needed if key not in value]
@@ -197,6 +200,7 @@ def _numbers(
 
 
 def _whole(value: Any, name: str, least: int) -> int:
+    """Return a whole number of at least `least`; raise `InputError` for anything else."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # as writers put large costs: 1e18
     if isinstance(value, bool) or not isinstance(value, int):
@@ -296,6 +300,8 @@ def reduce_problem(problem: Problem) -> Reduced:
 
 
 def _tables(problem: Problem) -> Reduced:
+    """Return a problem as arrays, parallel edges added up, before anything is removed."""
+
     def floats(values: tuple[int, ...]) -> Costs:
         array = np.array(values, np.float64)
         return np.where(array >= FORBIDDEN, np.inf, array)

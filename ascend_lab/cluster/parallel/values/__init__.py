@@ -299,6 +299,7 @@ class _Trainer:
         return assembled
 
     def _whole(self, ranked: Ranked, shard: Shard | None, key: str) -> Values:
+        """Return a weight joined from the ranks' parts; raise `ClusterError` if copies differ."""
         copies = ranked
         full_array = ranked[0]
         if shard is not None:

@@ -122,6 +122,7 @@ class Group:
         return self._along("reduce_scatter", arrays, axis)
 
     def _along(self, op: str, arrays: Ranked, axis: int) -> Ranked:
+        """Run a collective that joins or divides arrays along an axis."""
         # Schedules join flat arrays one after another, that is, along axis 0: so the axis is moved
         # to the front.
         fronts = [np.moveaxis(a, axis, 0) for a in arrays]
@@ -132,6 +133,7 @@ class Group:
         return [np.moveaxis(s, 0, axis) for s in shaped]
 
     def _run(self, op: str, arrays: Ranked) -> Ranked:
+        """Run a collective of flat arrays in every team, and count its messages."""
         if self.ranks == 1:
             return arrays
         schedule = _schedule(op, self.algorithm, self.ranks)
