@@ -80,10 +80,10 @@ class CoreWork:
     m_unit_bytes: Array
     # along n: 10 blocks in tiles of 4 are n_tiles = 3 with n_last = 2
     n_tiles: Array
-    n: Array
+    n: Array  # blocks of a full tile
     n_last: Array
-    core_n: Array
-    # along the depth
+    core_n: Array  # blocks of all tiles together
+    # along the depth: units of all of it, and of a stage
     units: Array
     stage_units: Array
     k: Array  # fractals of a K tile: what one slot of L0 holds
