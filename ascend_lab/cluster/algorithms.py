@@ -378,38 +378,43 @@ def flat(op: str, name: str, p: int, root: int) -> tuple[int, Stages]:
 def in_two(
     op: str, name: str, groups: Ints, root: int, inside: str, between: str
 ) -> tuple[int, Stages]:
-    """Return the number of blocks and the stages of an algorithm in two levels."""
+    """Return the number of blocks and the stages of an algorithm in two levels.
+
+    `groups` are the ranks of each server, `inside` and `between` the algorithms of the two levels.
+    """
     servers, server_ranks = groups.shape
+    rails = groups.T
     p = groups.size
     if op == "all_to_all":
         return p * p, (_exchange(groups),)
     if name == "pipeline":
         gather_rounds = _pipeline_gather(groups)
         reduce_rounds = as_reduction(gather_rounds)
-        return p, {
+        stages = {
             "all_reduce": (reduce_rounds, gather_rounds),
             "reduce_scatter": (reduce_rounds,),
             "all_gather": (gather_rounds,),
-        }[op]
+        }
+        return p, stages[op]
     if op == "all_reduce":  # scatter inside, add up along each rail, gather inside
         # Two servers of two ranks, ring on both levels: 4 blocks. Rank 0 adds up blocks 0 and 1
         # inside, exchanges them with rank 2 along rail 0, and gathers blocks 2 and 3 from rank 1.
-        slots, rail = all_reduce(between, servers)
+        slots, rail_rounds = all_reduce(between, servers)
         blocks = np.arange(server_ranks * slots).reshape(server_ranks, slots)
         return server_ranks * slots, (
             applied(reduce_scatter(inside, server_ranks), groups, blocks[None]),
-            applied(rail, groups.T, blocks[:, :, None]),
+            applied(rail_rounds, rails, blocks[:, :, None]),
             applied(GATHERS[inside](server_ranks), groups, blocks[None]),
         )
     if op == "all_gather":
         return p, (
-            applied(GATHERS[between](servers), groups.T, groups.T[:, :, None]),
-            applied(GATHERS[inside](server_ranks), groups, groups.T[None]),
+            applied(GATHERS[between](servers), rails, rails[:, :, None]),
+            applied(GATHERS[inside](server_ranks), groups, rails[None]),
         )
     if op == "reduce_scatter":
         return p, (
-            applied(reduce_scatter(inside, server_ranks), groups, groups.T[None]),
-            applied(reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
+            applied(reduce_scatter(inside, server_ranks), groups, rails[None]),
+            applied(reduce_scatter(between, servers), rails, rails[:, :, None]),
         )
     return _rooted(op, groups, root, inside, between)
 
@@ -428,26 +433,34 @@ def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tupl
     server_ranks = groups.shape[1]
     # Root 3, servers (0, 1), (2, 3), mesh inside and tree between: 3 sends block 1 to 2; along the
     # rails 3 sends block 0 to 1 and 2 sends block 1 to 0; then both servers gather.
-    outer, rail = rooted(between, len(groups))
-    slots, local = rooted(inside, server_ranks) if inside in TENSOR_CASTS else (server_ranks, ())
-    blocks = np.arange(slots * outer).reshape(slots, outer)
+    rail_slots, rail_rounds = rooted(between, len(groups))
     if inside in TENSOR_CASTS:
-        one_server = (
-            applied(rail, ordered_groups[:, 0][None], blocks[:, :, None]),
-            applied(local, ordered_groups, blocks[None]),
-        )
-        return outer, one_server if op == "broadcast" else one_server[::-1]
-    scatter, gather = (template(server_ranks) for template in SLOT_CASTS[inside])
-    along = applied(rail, ordered_groups.T, blocks[:, :, None])
+        _, server_rounds = rooted(inside, server_ranks)
+        blocks = np.arange(rail_slots)[None]
+        root_rail = ordered_groups[:, 0][None]
+        along_root_rail = applied(rail_rounds, root_rail, blocks[:, :, None])
+        in_servers = applied(server_rounds, ordered_groups, blocks[None])
+        if op == "broadcast":
+            return rail_slots, (along_root_rail, in_servers)
+        return rail_slots, (in_servers, along_root_rail)
+    blocks = np.arange(server_ranks * rail_slots).reshape(server_ranks, rail_slots)
+    scatter_of, gather_of = SLOT_CASTS[inside]
+    scatter = scatter_of(server_ranks)
+    gather = gather_of(server_ranks)
+    along_rails = applied(rail_rounds, ordered_groups.T, blocks[:, :, None])
     if op == "broadcast":
-        root_scatter = applied(scatter, ordered_groups[:1], blocks[None])
-        return slots * outer, (root_scatter, along, applied(gather, ordered_groups, blocks[None]))
-    root_gather = applied(reversed_rounds(scatter), ordered_groups[:1], blocks[None])
-    return slots * outer, (
-        applied(as_reduction(gather), ordered_groups, blocks[None]),
-        along,
-        root_gather,
-    )
+        stages = (
+            applied(scatter, ordered_groups[:1], blocks[None]),
+            along_rails,
+            applied(gather, ordered_groups, blocks[None]),
+        )
+    else:
+        stages = (
+            applied(as_reduction(gather), ordered_groups, blocks[None]),
+            along_rails,
+            applied(reversed_rounds(scatter), ordered_groups[:1], blocks[None]),
+        )
+    return server_ranks * rail_slots, stages
 
 
 def _exchange(groups: Ints) -> Rounds:

@@ -161,18 +161,22 @@ def _channel_room(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple
     work = job.work
     tile_n = np.minimum(work.n, work.core_n)
     if demand is None:
+        no_blocks = np.zeros_like(work.n)
+        if not chip.combined:
+            return no_blocks, tile_n
         # two slots, so that one piece is stored while the next is computed
-        blocks_in_ub = chip.buffers.get("UB", 0) // (2 * work.m * BLOCK * out_bytes)
-        return np.zeros_like(work.n), np.clip(blocks_in_ub, 1, tile_n) if chip.combined else tile_n
+        blocks_in_ub = chip.buffers["UB"] // (2 * work.m * BLOCK * out_bytes)
+        return no_blocks, np.clip(blocks_in_ub, 1, tile_n)
     # many tilings share a pair (blocks of the core, blocks of a tile): each pair is computed once
-    (owned_blocks, tiles), _, row_of_tiling = distinct_rows([work.core_n, tile_n])
-    pairs = zip(owned_blocks.tolist(), tiles.tolist(), strict=True)
-    blocks_of_row = np.array([channel_blocks(demand, chip, *pair) for pair in pairs], np.int64)
-    resident_blocks = blocks_of_row[row_of_tiling]
+    (core_blocks, tile_blocks), _, pair_of_tiling = distinct_rows([work.core_n, tile_n])
+    pairs = zip(core_blocks.tolist(), tile_blocks.tolist(), strict=True)
+    blocks_of_pair = np.array([channel_blocks(demand, chip, *pair) for pair in pairs], np.int64)
+    resident_blocks = blocks_of_pair[pair_of_tiling]
     if not chip.combined:
         return resident_blocks, tile_n
     free_bytes = chip.buffers["UB"] - 2 * resident_blocks * demand.block_bytes
-    return resident_blocks, np.clip(free_bytes // (work.m * BLOCK * demand.tile_bytes), 1, tile_n)
+    blocks_in_ub = free_bytes // (work.m * BLOCK * demand.tile_bytes)
+    return resident_blocks, np.clip(blocks_in_ub, 1, tile_n)
 
 
 def _channel_copies(epilogue: Epilogue | None, chip: Chip) -> tuple[int, int]:
@@ -181,7 +185,8 @@ def _channel_copies(epilogue: Epilogue | None, chip: Chip) -> tuple[int, int]:
     # a vector instruction repeats a block of 16 fp16, but 16 fp32 are two: they are copied 4 times
     copies = [pattern(o.dtype) // FRACTAL if chip.combined else 1 for o in channels]
     copy_bytes = [FRACTAL * DTYPE_BYTES[o.dtype] for o in channels]
-    return sum(copies), sum(u * size for u, size in zip(copies, copy_bytes, strict=True))
+    pairs = zip(copies, copy_bytes, strict=True)
+    return sum(copies), sum(count * size for count, size in pairs)
 
 
 def copy_cycles(
@@ -240,26 +245,26 @@ def vector_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -
 
     A kernel may pad the blocks to whole repeats if that is quicker: the result is the minimum.
     """
-    # a repeat of 256 bytes holds 128 elements of fp16
-    whole_repeats = ceil_div_array(run, chip.vector_bytes_per_repeat // 2) * (
-        chip.vector_bytes_per_repeat // 2
-    )
+    # a repeat of 256 bytes holds 128 elements of fp16: a run of 208 is padded to 256
+    repeat = chip.vector_bytes_per_repeat // 2
+    padded_run = ceil_div_array(run, repeat) * repeat
     return np.minimum(
-        *(_steps_cycles(drain_work, chip, count, run_length) for run_length in (run, whole_repeats))
+        _steps_cycles(drain_work, chip, count, run),
+        _steps_cycles(drain_work, chip, count, padded_run),
     )
 
 
 def _steps_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -> Array:
     """Return the cycles of the epilogue's steps if a block has `run` elements."""
     total = np.zeros_like(count)
-    assert drain_work.plan is not None and drain_work.epilogue is not None
+    plan = drain_work.plan
+    assert plan is not None and drain_work.epilogue is not None
     operands = {o.name: o for o in drain_work.epilogue.operands}
-    for step in drain_work.plan.steps:
+    for step in plan.steps:
+        # a source is an operand's name, or the number of a tile in UB
         tensor_operands = [operands[s] for s in step.sources if isinstance(s, str)]
-        formats = [o.dtype for o in tensor_operands]
-        formats += [
-            drain_work.plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)
-        ]
+        tiles = [t for t in (step.to, *step.sources) if isinstance(t, int)]
+        formats = [o.dtype for o in tensor_operands] + [plan.tiles[tile] for tile in tiles]
         lanes = chip.vector_bytes_per_repeat // max(DTYPE_BYTES[f] for f in formats)
         cost = chip.vector_costs.get(step.op, chip.vector_costs["default"])
         if not any(o.kind == "channel" for o in tensor_operands):
@@ -267,12 +272,11 @@ def _steps_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -
             continue
         # With a number per channel each block has its own factor. One instruction handles either
         # the same repeat of all blocks (`across_blocks`) or all repeats of one block.
-        parts = ceil_div_array(run, lanes)
-        across_blocks = parts * (cost.head_cycles + cost.slope_cycles * count)
+        repeats = ceil_div_array(run, lanes)
+        across_blocks = repeats * (cost.head_cycles + cost.slope_cycles * count)
         block_by_block = count * _run_cycles(run, lanes, chip.max_repeat, cost)
-        total = total + np.where(
-            (parts < count) & (count <= chip.max_repeat), across_blocks, block_by_block
-        )
+        goes_across = (repeats < count) & (count <= chip.max_repeat)
+        total = total + np.where(goes_across, across_blocks, block_by_block)
     return total
 
 
