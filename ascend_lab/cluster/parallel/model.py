@@ -98,6 +98,33 @@ def model_of(name: str, chip: Chip, *, optimizer: str = "adam", dtype: str = "fp
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A unit before it is cut: its bytes and seconds, split by how tensor parallelism cuts them.
+
+    - matrices, vectors: numbers of parameters that are cut, and of all others
+    - products: the products with weights
+    - product_s, cut_s, whole_s: seconds (forward, backward) of products, of other kernels that are
+      cut, and of kernels that are not cut
+    - cut_bytes, whole_bytes: activations stored for backward, cut or not
+    - input_bytes, boundary_bytes: the tensors that enter the unit, and the one that leaves it
+    - attends: whether it contains attention
+    """
+
+    name: str
+    matrices: int
+    vectors: int
+    products: tuple[Product, ...]
+    product_s: tuple[float, float]
+    cut_s: tuple[float, float]
+    whole_s: tuple[float, float]
+    cut_bytes: float
+    whole_bytes: float
+    input_bytes: float
+    boundary_bytes: float
+    attends: bool
+
+
 @lru_cache(maxsize=512)
 def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
     """Return the units of a model for a micro-batch and a tensor degree; they are cached."""
@@ -131,14 +158,14 @@ def _interpolated_units(
 @lru_cache(maxsize=16)
 def _parts(
     build: Build, chip: Chip, optimizer: str, dtype: str, micro_batch: int
-) -> tuple["Part", ...]:
+) -> tuple[Part, ...]:
     """Simulate a training step for a micro-batch and return its parts; they are cached."""
     graph = build(micro_batch)
     profile = train.profile_training(graph, chip, optimizer=optimizer, dtype=dtype)
     return parts_of(graph, profile, dtype)
 
 
-def repeated(parts: Sequence["Part"], layers: int) -> tuple["Part", ...]:
+def repeated(parts: Sequence[Part], layers: int) -> tuple[Part, ...]:
     """Return the parts of a network of `layers` layers, given those of a network of 3 layers."""
     names = [unit.name.partition(":")[2] for unit in parts]
     middle = f"{train.layer_prefix(names)}1."
@@ -157,7 +184,7 @@ def attention_heads(graph: Graph) -> list[int]:
 
 
 # -- tensor parallelism ---------------------------------------------------------------------------
-def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Unit:
+def _sliced(part: Part, tensor: int, sequence: bool, model: GraphModel) -> Unit:
     """Return the share of a part that one of `tensor` devices computes, as a unit.
 
     A unit with cut weights needs one all-reduce of its boundary tensor forward and one backward. It
@@ -193,7 +220,7 @@ def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Uni
     )
 
 
-def _products_s(part: "Part", tensor: int, model: GraphModel) -> float:
+def _products_s(part: Part, tensor: int, model: GraphModel) -> float:
     """Return the seconds of a part's products with 1/t of their columns, rounded up."""
     seconds = 0.0
     for m, k, n in part.products:
@@ -207,33 +234,6 @@ def _product_s(m: int, k: int, n: int, dtype: str, chip: Chip) -> float:
 
 
 # -- parts ----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A unit before it is cut: its bytes and seconds, split by how tensor parallelism cuts them.
-
-    - matrices, vectors: numbers of parameters that are cut, and of all others
-    - products: the products with weights
-    - product_s, cut_s, whole_s: seconds (forward, backward) of products, of other kernels that are
-      cut, and of kernels that are not cut
-    - cut_bytes, whole_bytes: activations stored for backward, cut or not
-    - input_bytes, boundary_bytes: the tensors that enter the unit, and the one that leaves it
-    - attends: whether it contains attention
-    """
-
-    name: str
-    matrices: int
-    vectors: int
-    products: tuple[Product, ...]
-    product_s: tuple[float, float]
-    cut_s: tuple[float, float]
-    whole_s: tuple[float, float]
-    cut_bytes: float
-    whole_bytes: float
-    input_bytes: float
-    boundary_bytes: float
-    attends: bool
-
-
 def parts_of(graph: Graph, profile: train.StepProfile, dtype: str) -> tuple[Part, ...]:
     """Return the parts of a network with the times of its profile.
 

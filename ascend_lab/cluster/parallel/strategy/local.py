@@ -57,24 +57,26 @@ class Landscape:
     rooms: Costs
     forbidden: float
 
-    def cost(self, at: Positions) -> float:
+    def cost(self, positions: Positions) -> float:
         """Return the cost of a choice, without the constant cost of folded nodes."""
-        total = sum(float(costs[at[node]]) for node, costs in self.costs.items())
+        total = sum(float(costs[positions[node]]) for node, costs in self.costs.items())
         for u, tables in self.links.items():
             # A table is stored at both of its nodes, and counted only at one of them.
-            total += sum(float(table[at[u], at[v]]) for v, table in tables.items() if u < v)
+            total += sum(
+                float(table[positions[u], positions[v]]) for v, table in tables.items() if u < v
+            )
         return total
 
-    def used(self, at: Positions) -> Costs:
+    def used(self, positions: Positions) -> Costs:
         """Return the usage of a choice in each memory limit."""
         used = np.zeros(len(self.rooms))
         for node, usage in self.usages.items():
-            used[self.rows_of[node]] += usage[at[node]]
+            used[self.rows_of[node]] += usage[positions[node]]
         return used
 
 
 def search(
-    small: Reduced, sweeps: int = 200, time_limit_s: float = 1e9, seed: int = 0
+    reduced: Reduced, sweeps: int = 200, time_limit_s: float = 1e9, seed: int = 0
 ) -> Positions | None:
     """Return the best allowed positions found in `sweeps` sweeps, None if none is allowed.
 
@@ -82,9 +84,9 @@ def search(
     """
     end_s = time.monotonic() + time_limit_s
     rng = np.random.default_rng(seed)
-    order = tuple(small.costs)
+    order = tuple(reduced.costs)
     for _ in range(ATTEMPTS):
-        landscape = landscape_of(small, order)
+        landscape = landscape_of(reduced, order)
         best = _sweeps(landscape, sweeps, end_s)
         if best is not None:
             return descend(landscape, best)
@@ -94,9 +96,9 @@ def search(
     return None
 
 
-def landscape_of(small: Reduced, order: tuple[int, ...]) -> Landscape:
+def landscape_of(reduced: Reduced, order: tuple[int, ...]) -> Landscape:
     """Return a reduced problem as a `Landscape`, for sweeps in the given order."""
-    tables_and_costs = (*small.costs.values(), *small.edges.values())
+    tables_and_costs = (*reduced.costs.values(), *reduced.edges.values())
     finite_values = [values[np.isfinite(values)] for values in tables_and_costs]
     # More than any allowed choice can cost: 2 nodes of at most 5 and a table of at most 7 give 35.
     forbidden = 1.0 + 2 * sum(float(np.abs(values).max()) for values in finite_values)
@@ -104,28 +106,28 @@ def landscape_of(small: Reduced, order: tuple[int, ...]) -> Landscape:
     def filled(table: Costs) -> Costs:
         return np.where(np.isfinite(table), table, forbidden)
 
-    rows: dict[int, list[int]] = {node: [] for node in small.costs}
-    for index, (nodes, _) in enumerate(small.rows):
+    rows: dict[int, list[int]] = {node: [] for node in reduced.costs}
+    for index, (nodes, _) in enumerate(reduced.rows):
         for node in nodes:
             rows[node].append(index)
-    rank = {node: place for place, node in enumerate(order)}
+    rank = {node: index for index, node in enumerate(order)}
     share = {}
-    for node, tables in small.links.items():
+    for node, tables in reduced.links.items():
         later = sum(rank[n] > rank[node] for n in tables)
         # 3 neighbours later in the order and 1 earlier: each message carries a third of the node's
         # cost.
         share[node] = 1.0 / max(1, later, len(tables) - later)
     links = {}
-    for node, tables in small.links.items():
+    for node, tables in reduced.links.items():
         links[node] = {neighbour: filled(table) for neighbour, table in tables.items()}
     return Landscape(
         rank=rank,
         share=share,
-        costs={node: filled(costs) for node, costs in small.costs.items()},
+        costs={node: filled(costs) for node, costs in reduced.costs.items()},
         links=links,
-        usages={node: small.usages[node].astype(np.float64) for node in small.costs},
+        usages={node: reduced.usages[node].astype(np.float64) for node in reduced.costs},
         rows_of={node: np.array(row, np.int64) for node, row in rows.items()},
-        rooms=np.array([room for _, room in small.rows], np.float64),
+        rooms=np.array([room for _, room in reduced.rows], np.float64),
         forbidden=forbidden,
     )
 
@@ -142,28 +144,26 @@ def _sweeps(landscape: Landscape, sweeps: int, end_s: float) -> Positions | None
     if landscape.cost(first) < best_cost:
         best = first
         best_cost = landscape.cost(first)
-    # the first price of a limit: a thousandth of what all nodes together can save
+    # the first price of a limit: a thousandth of what all nodes can save, shared among the limits
     spread = sum(float(np.ptp(costs)) for costs in landscape.costs.values())
     first_price = 1e-3 * spread / max(len(landscape.rooms), 1) + 1.0
     prices = np.zeros(len(landscape.rooms))
-    messages = {
-        (u, v): np.zeros(len(landscape.costs[v]))
-        for u, tables in landscape.links.items()
-        for v in tables
-    }
+    messages: dict[tuple[int, int], Costs] = {}
+    for u, tables in landscape.links.items():
+        messages |= {(u, v): np.zeros(len(landscape.costs[v])) for v in tables}
     for _ in range(sweeps):
-        per_use = prices / np.maximum(landscape.rooms, 1)
-        priced = {
-            node: costs + landscape.usages[node] * per_use[landscape.rows_of[node]].sum()
-            for node, costs in landscape.costs.items()
-        }
+        price_per_byte = prices / np.maximum(landscape.rooms, 1)
+        priced = {}
+        for node, costs in landscape.costs.items():
+            node_price = price_per_byte[landscape.rows_of[node]].sum()
+            priced[node] = costs + landscape.usages[node] * node_price
         over = np.zeros(len(landscape.rooms), bool)
         for forward in (True, False):
-            at = _sweep(landscape, priced, messages, forward)
-            cost = landscape.cost(at)
-            over = landscape.used(at) > landscape.rooms
+            positions = _sweep(landscape, priced, messages, forward)
+            cost = landscape.cost(positions)
+            over = landscape.used(positions) > landscape.rooms
             if cost < best_cost and not over.any():
-                best = at
+                best = positions
                 best_cost = cost
         if time.monotonic() > end_s:
             break
@@ -178,47 +178,52 @@ def _sweep(
     forward: bool,
 ) -> Positions:
     """Update the messages in one direction, and return the choice made on the way."""
-    at: Positions = {}
+    positions: Positions = {}
     rank = landscape.rank
     for node in rank if forward else reversed(rank):
-        total = choice = priced[node]
+        total = priced[node]
+        choice = priced[node]
         for neighbour, table in landscape.links[node].items():
             incoming = messages[neighbour, node]
             total = total + incoming
             # Neighbours that have chosen count with their choice, the others with their messages.
-            choice = choice + (table[:, at[neighbour]] if neighbour in at else incoming)
-        at[node] = int(np.argmin(choice))
+            if neighbour in positions:
+                choice = choice + table[:, positions[neighbour]]
+            else:
+                choice = choice + incoming
+        positions[node] = int(np.argmin(choice))
         node_share = landscape.share[node] * total
         for neighbour, table in landscape.links[node].items():
             if (rank[neighbour] > rank[node]) == forward:
-                incoming = ((node_share - messages[neighbour, node])[:, None] + table).min(axis=0)
+                own_costs = node_share - messages[neighbour, node]
+                outgoing = (own_costs[:, None] + table).min(axis=0)
                 # Only differences between strategies matter; without this, messages would grow.
-                messages[node, neighbour] = incoming - incoming.min()
-    return at
+                messages[node, neighbour] = outgoing - outgoing.min()
+    return positions
 
 
 def descend(landscape: Landscape, start: Positions) -> Positions:
     """Change one node at a time while that lowers the cost within memory; return the result."""
-    at = dict(start)
-    used = landscape.used(at)
-    todo = set(at)
-    while todo:
-        node = todo.pop()
+    positions = dict(start)
+    used = landscape.used(positions)
+    pending = set(positions)
+    while pending:
+        node = pending.pop()
         rows = landscape.rows_of[node]
         usage = landscape.usages[node]
         total = landscape.costs[node]
         for neighbour, table in landscape.links[node].items():
-            total = total + table[:, at[neighbour]]
+            total = total + table[:, positions[neighbour]]
         room = (landscape.rooms[rows] - used[rows]).min(initial=np.inf)
         # A strategy fits if its extra usage is at most the free room of each limit.
-        fits = usage - usage[at[node]] <= max(room, 0.0)
+        fits = usage - usage[positions[node]] <= max(room, 0.0)
         best = int(np.argmin(np.where(fits, total, np.inf)))
-        if total[best] < total[at[node]]:
-            used[rows] += usage[best] - usage[at[node]]
-            at[node] = best
+        if total[best] < total[positions[node]]:
+            used[rows] += usage[best] - usage[positions[node]]
+            positions[node] = best
             # After the change another strategy may be best for the neighbours.
-            todo.update(landscape.links[node])
-    return at
+            pending.update(landscape.links[node])
+    return positions
 
 
 # -- baselines -------------------------------------------------------------------------------------
