@@ -118,6 +118,7 @@ def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
         results = max(1, results * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
     extents = [axis.extent for axis in stage.reduce]
     size_bytes = results * math.prod(extents) * DTYPE_BYTES[stage.expr.dtype]
+    # rfactor calls the axis of the parts p: a fold over it is divided already
     is_partial = any(axis.name == "p" for axis in stage.reduce)
     if results >= cores or size_bytes < LINE_BYTES or is_partial:
         return ()

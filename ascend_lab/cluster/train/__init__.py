@@ -293,10 +293,11 @@ def profile_layers(
     )
 
 
-def _renamed(name: str, prefix: str, old: int, new: int) -> str:
+def _renamed(name: str, prefix: str, layer: int, new_layer: int) -> str:
+    """Return the name of a tensor or node with another number of the layer."""
     # ("layer1.ffn", "layer", 1, 5) gives "layer5.ffn".
-    start = f"{prefix}{old}."
-    return f"{prefix}{new}.{name[len(start) :]}" if name.startswith(start) else name
+    start = f"{prefix}{layer}."
+    return f"{prefix}{new_layer}.{name[len(start) :]}" if name.startswith(start) else name
 
 
 def _all_gradients(
@@ -324,22 +325,23 @@ def _all_gradients(
 def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple[OperatorRow, ...]:
     """Return the kernels, in which those of the middle layer are repeated `more` times."""
 
-    def moved(row: OperatorRow, old: int, new: int) -> OperatorRow:
-        return replace(row, nodes=tuple(_renamed(n, prefix, old, new) for n in row.nodes))
+    def moved(row: OperatorRow, layer: int, new_layer: int) -> OperatorRow:
+        nodes = tuple(_renamed(name, prefix, layer, new_layer) for name in row.nodes)
+        return replace(row, nodes=nodes)
 
     all_rows: list[OperatorRow] = []
     for phase in PHASES:
         phase_rows = [row for row in rows if row.phase == phase]
-        is_middle = [row.nodes[0].startswith(f"{prefix}1.") for row in phase_rows]
-        layer_rows = [row for row, middle in zip(phase_rows, is_middle, strict=True) if middle]
+        middle = [i for i, row in enumerate(phase_rows) if row.nodes[0].startswith(f"{prefix}1.")]
+        layer_rows = [phase_rows[i] for i in middle]
         # Forward runs layers 2, 3, ... upwards after layer 1, backward from the last one down
         # before it.
         if phase == "forward":
             order = range(2, 2 + more)
-            start = len(phase_rows) - is_middle[::-1].index(True) if layer_rows else len(phase_rows)
+            start = middle[-1] + 1 if middle else len(phase_rows)
         else:
             order = range(1 + more, 1, -1)
-            start = is_middle.index(True) if layer_rows else len(phase_rows)
+            start = middle[0] if middle else len(phase_rows)
         last_moved = [moved(row, 2, 2 + more) for row in phase_rows]
         added_rows = [moved(row, 1, layer) for layer in order for row in layer_rows]
         all_rows += [*last_moved[:start], *added_rows, *last_moved[start:]]
