@@ -171,26 +171,22 @@ class Walk:
     # -- from L0C to GM ----------------------------------------------------------------------------
     def _load_channels(self) -> None:
         """Load the epilogue's operands per channel, where they stay on the core for all tiles."""
-        drain_work = self.drain_work
+        channel = self.drain_work.channel
         work = self.job.work
         chip = self.job.chip
         flag = self.flag_cycles
-        if not drain_work.channel_loads:
+        if not channel.copies:
             return
-        stays = drain_work.resident_blocks >= work.core_n
+        stays = channel.resident_blocks >= work.core_n
         path = chip.path("GM", "UB" if chip.combined else "L1")
-        moved_cycles = work.core_n * drain_work.channel_bytes * drain_work.channel_cycles_per_byte
-        cycles = (
-            drain_work.channel_loads * path.startup_cycles
-            + moved_cycles.astype(np.int64)
-            + 2 * flag
-        )
+        moved_cycles = work.core_n * channel.block_bytes * channel.cycles_per_byte
+        cycles = channel.copies * path.startup_cycles + moved_cycles.astype(np.int64) + 2 * flag
         self._occupy("load", stays, self.free_at["load"] + cycles, cycles)
         if chip.combined:
             return
         # a bias of 4 bytes for each of the 16 columns of a block
         table_cycles = copy_cycles(chip.path("L1", "BT"), work.core_n * isa.FRACTAL * 4)
-        loaded_at = self.free_at["load"] + drain_work.channel_latency
+        loaded_at = self.free_at["load"] + channel.latency_cycles
         table_ready = np.maximum(self.free_at["feed"], loaded_at) + 4 * flag + table_cycles
         # the closed forms of MTE1 and the cube leave this work out, so it must not count as done:
         # `run` adds what the closed forms have left

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ascend_lab.aoe.cube.space import Array, Floats, Mask, ceil_div_array, distinct_rows
-from ascend_lab.aoe.cube.work import CubeWork
+from ascend_lab.aoe.cube.work import ChannelLoad, CubeWork
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, c0_of
 from ascend_lab.operators.kernels.epilogue import Epilogue, pattern
@@ -45,9 +45,8 @@ class DrainWork:
     """How a finished tile leaves L0C: epilogue and copies; arrays have an entry for each tiling.
 
     A piece of a tile has `piece_blocks` x `piece_run` elements. `in_cycles_per_byte` and
-    `in_latency` are those of the epilogue's elementwise operands. Operands with a number per
-    channel take `channel_loads` copies, of `channel_bytes` in all for each of `resident_blocks`
-    blocks, and arrive `channel_latency` cycles later.
+    `in_latency` are those of the epilogue's elementwise operands, `channel` is the load of those
+    with a number per channel.
     """
 
     epilogue: Epilogue | None
@@ -58,11 +57,7 @@ class DrainWork:
     out_cycles_per_byte: Floats
     in_cycles_per_byte: Floats
     in_latency: Array
-    channel_loads: int
-    channel_bytes: int
-    resident_blocks: Array
-    channel_cycles_per_byte: Floats
-    channel_latency: Array
+    channel: ChannelLoad
 
     def blocks(self, run: Array, n: Array) -> Array:
         """Return how many output blocks of `run` elements a piece has; a tile has `n` blocks.
@@ -84,12 +79,12 @@ def drain_work_of(
     stored_dtype = epilogue.out_dtype if epilogue else out_dtype
     demand = demand_of(epilogue, chip, sums_dtype)
     resident_blocks, piece_blocks = _channel_room(job, demand, DTYPE_BYTES[stored_dtype])
-    channel_loads, channel_bytes = _channel_copies(epilogue, chip)
+    copies, block_bytes = _channel_copies(epilogue, chip)
     operand_names = [o.name.partition(".")[0] for o in epilogue.operands] if epilogue else []
     is_warm = any(name in warm for name in operand_names)
     # channel operands that do not all stay on the core are loaded again for every tile of m
     reloads = np.maximum(work.m_tiles * (resident_blocks < work.core_n), 1)
-    channel_reads = np.maximum(1, max(channel_loads, 1) * work.core_rows * reloads)
+    channel_reads = np.maximum(1, max(copies, 1) * work.core_rows * reloads)
     costs = _operand_costs(job, is_warm, channel_reads)
     return DrainWork(
         epilogue=epilogue,
@@ -100,11 +95,13 @@ def drain_work_of(
         out_cycles_per_byte=store_cycles_per_byte(chip, work.cores),
         in_cycles_per_byte=costs.tile_cycles_per_byte,
         in_latency=costs.tile_latency,
-        channel_loads=channel_loads,
-        channel_bytes=channel_bytes,
-        resident_blocks=resident_blocks,
-        channel_cycles_per_byte=costs.channel_cycles_per_byte,
-        channel_latency=costs.channel_latency,
+        channel=ChannelLoad(
+            copies=copies,
+            block_bytes=block_bytes,
+            resident_blocks=resident_blocks,
+            cycles_per_byte=costs.channel_cycles_per_byte,
+            latency_cycles=costs.channel_latency,
+        ),
     )
 
 

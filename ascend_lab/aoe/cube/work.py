@@ -59,6 +59,21 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelLoad:
+    """Loads of the epilogue's operands that have a number per channel, such as a bias.
+
+    Of `resident_blocks` blocks of 16 channels the numbers stay on the core for all tiles. `copies`
+    copies bring them, `block_bytes` in all for each block, and they arrive `latency_cycles` later.
+    """
+
+    copies: int
+    block_bytes: int
+    resident_blocks: Array
+    cycles_per_byte: Floats
+    latency_cycles: Array
+
+
+@dataclass(frozen=True, slots=True)
 class CoreWork:
     """The work of the busiest core, an array entry for each tiling.
 
@@ -139,7 +154,7 @@ def select_tilings(record: _Record, index: Array) -> _Record:
         value = getattr(record, column.name)
         if isinstance(value, np.ndarray):
             selected[column.name] = value[index]
-        elif isinstance(value, CoreWork | Load):
+        elif isinstance(value, CoreWork | Load | ChannelLoad):
             selected[column.name] = select_tilings(value, index)
     return replace(record, **selected)
 
