@@ -237,8 +237,11 @@ def _pod(count: int) -> Topology:
     links: list[Link] = []
     for i, dies in enumerate(servers):
         switch = count + i
-        links += [x for a in dies[:-1:2] for x in _cable(a, a + 1, sio)]
-        links += [x for die in dies for x in _cable(die, switch, port, 2, port.count)]
+        # the dies of a package: 0 and 1, 2 and 3, ...
+        for die in dies[:-1:2]:
+            links += _cable(die, die + 1, sio)
+        for die in dies:
+            links += _cable(die, switch, port, 2, port.count)
         if len(servers) > 1:
             # No oversubscription: 16 dies of 119 GB/s below the switch, 1904 GB/s above it.
             links += _cable(switch, count + len(servers), up, 1, port.count * len(dies))
@@ -252,16 +255,16 @@ def _pod(count: int) -> Topology:
 
 def _ethernet(count: int) -> Topology:
     """Return 910 servers around one switch, each linked by one network card at its first host."""
-    servers = _servers_of_eight(
+    topology = _servers_of_eight(
         f"ethernet-25g:{count}", count, load_chip("Ascend910A"), ["ethernet"]
     )
-    switch = count + len(servers.switches) - 1
-    cards = range(len(servers.groups))
+    switch = count + len(topology.switches) - 1
+    cards = range(len(topology.groups))
     half = ETHERNET_ALPHA_S / 2
     beta = ETHERNET_BETA_S_PER_BYTE
     # Each server has two hosts, count + 2 i and count + 2 i + 1; the card is on the first.
     links = [x for i in cards for x in both_ways(count + 2 * i, switch, half, beta)]
-    return replace(servers, links=(*servers.links, *links))
+    return replace(topology, links=(*topology.links, *links))
 
 
 # -- the named topologies -------------------------------------------------------------------------
