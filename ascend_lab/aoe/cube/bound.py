@@ -557,11 +557,11 @@ class Bounds:
     def walk(self, rows: Array) -> Floats:
         """Return the tighter bounds of some rows; each row is walked once and then remembered."""
         unwalked = rows[self.from_walks[rows] == 0]
+        if not len(unwalked):
+            return self.from_walks[rows]
         # batches of about 2048 kernels of similar length: a batch walks until its longest has ended
         order = np.argsort(self.turns[unwalked], kind="stable")
-        for batch in (
-            np.array_split(unwalked[order], max(1, len(unwalked) // 2048)) if len(unwalked) else ()
-        ):
+        for batch in np.array_split(unwalked[order], max(1, len(unwalked) // 2048)):
             walk = Walk(select_tilings(self.job, batch), select_tilings(self.drain_work, batch))
             cycles = walk.run(MAX_TURNS) + self.launch_cycles
             self.from_walks[batch] = np.maximum(cycles, self.closed_form[batch])
