@@ -140,10 +140,10 @@ class Bars:
                 self.best = cost
                 self.bar.set_postfix_str(f"best {best}")
 
-    def _bar(self, label: str, total: int, unit: str, place: int) -> Any:
+    def _bar(self, label: str, total: int, unit: str, line: int) -> Any:
         tqdm = import_module("tqdm.auto").tqdm
-        where = {"position": place} if place else {}
-        return tqdm(total=total, desc=label, file=self.stream, leave=False, unit=unit, **where)
+        options = {"position": line} if line else {}
+        return tqdm(total=total, desc=label, file=self.stream, leave=False, unit=unit, **options)
 
     def close(self) -> None:
         """End the bars."""
@@ -318,21 +318,19 @@ class _SearchRun:
                 if self.rules.on_trial:
                     self.rules.on_trial(self.trials[-1])
 
-        def on_answer(place: int, cost: float, note: str) -> None:
+        def on_answer(index: int, cost: float, note: str) -> None:
+            # a failure after the deadline may be due to the deadline: it is no trial
             if math.isfinite(cost) or not self.deadline.has_passed:
-                answers[unanswered[place]] = cost, note
+                answers[unanswered[index]] = cost, note
                 add_trials()
             if self.deadline.has_passed:
                 raise TimeUpError
 
         add_trials()
-        remaining_s = self.deadline.remaining_s
-        limits_s = [
-            s for s in (self.rules.trial_limit_s, remaining_s) if s is not None and math.isfinite(s)
-        ]
-        self.workers.run(
-            self.measure, [untried[k] for k in unanswered], min(limits_s, default=None), on_answer
-        )
+        limits_s = (self.rules.trial_limit_s, self.deadline.remaining_s)
+        finite_limits_s = [s for s in limits_s if s is not None and math.isfinite(s)]
+        points = [untried[key] for key in unanswered]
+        self.workers.run(self.measure, points, min(finite_limits_s, default=None), on_answer)
 
     def stopped_early(self, untried: Mapping[Hashable, Point]) -> dict[Hashable, tuple[float, str]]:
         """Return cost and note of the candidates that are not worth building (see `Rules`)."""

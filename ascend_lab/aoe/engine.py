@@ -187,53 +187,52 @@ class _TuningRun:
     def tune(self, graph: Graph) -> Tuning:
         """Compile the graph, run the jobs on it one after another, and time the result."""
         started = time.monotonic()
-        chip = self.chip
-        settings = self.settings
-        knowledge = self.knowledge
         front, baseline, baseline_times = self._compile_and_time(graph)
         # At the end the same network is compiled again and saved. If the first compile took 20 s,
         # 10 s are reserved for that.
         deadline = self.deadline.reserving(RESERVED_SHARE * (time.monotonic() - started))
         # A limit shorter than the first compile leaves no time for tuning: the network is returned
         # unchanged.
-        late = (_TOO_LATE_MESSAGE.format(settings.time_limit_s),) if deadline.has_passed else ()
+        limit_s = self.settings.time_limit_s
+        too_late = (_TOO_LATE_MESSAGE.format(limit_s),) if deadline.has_passed else ()
         compiled = baseline
         sliced = None
         operators = None
         outcome = None
         if "1" in self.jobs:
-            shares_time = "2" in self.jobs and not math.isinf(deadline.end)
-            slicing_deadline = (
-                deadline.within(SLICING_SHARE * deadline.remaining_s) if shares_time else deadline
-            )
-            sliced, outcome = slice_network(
-                front, chip, settings, knowledge, self.session.progress, slicing_deadline
-            )
+            sliced, outcome = self._slice(front, deadline)
             # The empty plan is the network as it was compiled already: nothing to compile again.
             if sliced.plan != SlicePlan():
                 graph = sliced.graph if sliced.plan.regions else graph
                 compiled = sliced.compiled
         if "2" in self.jobs and not (sliced and sliced.interrupted):
-            operators = tune_network(
-                compiled, settings, knowledge, session=replace(self.session, deadline=deadline)
-            )
+            session = replace(self.session, deadline=deadline)
+            operators = tune_network(compiled, self.settings, self.knowledge, session=session)
             compiled = operators.compiled
         result_times = simulate_graph(compiled)
         # The bound is that of the network before slicing: it holds for every way to slice it.
-        bound = bound_of(front.rewritten, chip)
+        bound = bound_of(front.rewritten, self.chip)
         return Tuning(
-            graph,
-            compiled,
-            self.jobs,
-            sliced,
-            operators,
-            baseline_times.time_s,
-            result_times.time_s,
-            bound.time_s,
-            time.monotonic() - started,
-            (outcome,) if outcome else (),
-            (*knowledge.warnings, *late),
-            Ledgers(ledger(baseline_times, bound), ledger(result_times, bound)),
+            graph=graph,
+            compiled=compiled,
+            jobs=self.jobs,
+            subgraph=sliced,
+            operators=operators,
+            baseline_s=baseline_times.time_s,
+            result_s=result_times.time_s,
+            bound_s=bound.time_s,
+            spent_s=time.monotonic() - started,
+            outcomes=(outcome,) if outcome else (),
+            warnings=(*self.knowledge.warnings, *too_late),
+            ledgers=Ledgers(ledger(baseline_times, bound), ledger(result_times, bound)),
+        )
+
+    def _slice(self, front: Front, deadline: Deadline) -> tuple[SubgraphResult, Outcome | None]:
+        """Run job 1; if job 2 follows and the time is limited, time is left for it."""
+        if "2" in self.jobs and not math.isinf(deadline.end):
+            deadline = deadline.within(SLICING_SHARE * deadline.remaining_s)
+        return slice_network(
+            front, self.chip, self.settings, self.knowledge, self.session.progress, deadline
         )
 
     def _compile_and_time(self, graph: Graph) -> tuple[Front, Compiled, NetworkTimeline]:
@@ -285,8 +284,9 @@ def tune_network(
         note = refused.get(op.name, not_reached_note)
         results.append(run.results.get(op.name) or untuned(op, note))
     before_s = simulate_graph(compiled).time_s
-    tuned, after_s, kept = with_useful_choices(compiled, results, before_s)
-    return NetworkResult(tuned, before_s, after_s, kept, tuple(run.outcomes), run.interrupted)
+    tuned, after_s, used_results = with_useful_choices(compiled, results, before_s)
+    outcomes = tuple(run.outcomes)
+    return NetworkResult(tuned, before_s, after_s, used_results, outcomes, run.interrupted)
 
 
 @dataclass
@@ -313,26 +313,15 @@ class _OperatorRun:
         is_limited = math.isfinite(self.deadline.end)
         try:
             with self.deadline.cut():
-                unknown = [op for op in operators if not self._take_from_bank(op)]
-                queue = []
-                for number, operator in enumerate(unknown, 1):
-                    if is_limited:
-                        # the certified bound would build the space first, which takes time
-                        gain = estimated_gain_cycles(operator)
-                    else:
-                        gain = gain_limit_cycles(operator)
-                    queue.append((operator, gain))
-                    self.progress("bounds", number, len(unknown), "")
+                queue = self._untuned(operators, is_limited)
         except TimeUpError:
             return
-        # The operator with most to gain comes first: if the time ends early, the least is lost.
-        queue.sort(key=lambda pair: -pair[1])
         queued_gain = sum(gain for _, gain in queue)
         for number, (operator, gain) in enumerate(queue, 1):
             if self.interrupted or self.deadline.has_passed:
                 break
             limit_s = None
-            place = f"{number}/{len(queue)}"
+            position = f"{number}/{len(queue)}"
             self.progress(OVERALL, number, len(queue) + 2, "")
             if is_limited:
                 remaining_s = self.deadline.remaining_s
@@ -345,7 +334,23 @@ class _OperatorRun:
                 limit_s = min(max(remaining_s * share, MIN_SEARCH_S), remaining_s - check_s)
             queued_gain -= gain
             if limit_s is None or limit_s > 0:
-                self._search(operator, limit_s, place)
+                self._search(operator, limit_s, position)
+
+    def _untuned(
+        self, operators: Sequence[Tunable], is_limited: bool
+    ) -> list[tuple[Tunable, float]]:
+        """Return the operators that the bank lacks, with possible gains, the largest first.
+
+        If the time ends early, the least is lost.
+        """
+        # the certified bound builds the space first, which takes time
+        gain_of = estimated_gain_cycles if is_limited else gain_limit_cycles
+        unknown = [op for op in operators if not self._take_from_bank(op)]
+        queue = []
+        for number, operator in enumerate(unknown, 1):
+            queue.append((operator, gain_of(operator)))
+            self.progress("bounds", number, len(unknown), "")
+        return sorted(queue, key=lambda pair: -pair[1])
 
     def _take_from_bank(self, operator: Tunable) -> bool:
         """Take an operator's result from the bank; return False if it has to be searched.
@@ -365,23 +370,25 @@ class _OperatorRun:
     def _run_id(self, operator: Tunable) -> str:
         return f"{key_of(operator).digest} {MODEL_VERSION} {self.settings}"
 
-    def _search(self, operator: Tunable, limit_s: float | None, place: str) -> None:
-        """Search one operator for at most `limit_s` seconds; store its result, also in the bank."""
+    def _search(self, operator: Tunable, limit_s: float | None, position: str) -> None:
+        """Search one operator for at most `limit_s` seconds; store its result, also in the bank.
+
+        `position` says which operator of the queue it is: "3/7".
+        """
         run_id = self._run_id(operator)
         earlier = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
-        label = f"{place} {operator.op}"
+        label = f"{position} {operator.op}"
 
         def on_trial(trial: Trial) -> None:
             if trial.point not in earlier:
                 self.knowledge.save_trials(run_id, (trial,))
             self.progress(label, trial.number + 1, self.settings.budget, f"{trial.cost:.0f}")
 
+        rules = Rules(workers=self.workers, time_limit_s=limit_s, known=earlier, on_trial=on_trial)
         result = tune_operator(
             operator,
             self.settings,
-            rules=Rules(
-                workers=self.workers, time_limit_s=limit_s, known=earlier, on_trial=on_trial
-            ),
+            rules=rules,
             deadline=self.deadline,
             hints=suggestions(operator, self.knowledge),
             report=lambda stage, done, total: self.progress(f"{label}, {stage}", done, total, ""),
@@ -497,6 +504,6 @@ def with_stored_schedules(compiled: Compiled, knowledge: Knowledge) -> NetworkRe
         note = operator.reason or "not in the bank"
         results.append(from_bank(operator, *match) if match else untuned(operator, note))
     before_s = simulate_graph(compiled).time_s
-    tuned, after_s, kept = with_useful_choices(compiled, results, before_s)
+    tuned, after_s, used_results = with_useful_choices(compiled, results, before_s)
     hits: list[Outcome] = ["hit" for r in results if r.source != "none"]
-    return NetworkResult(tuned, before_s, after_s, kept, tuple(hits))
+    return NetworkResult(tuned, before_s, after_s, used_results, tuple(hits))

@@ -31,22 +31,23 @@ def features_of(operator: Tunable) -> tuple[float, ...]:
     # A product of (512, 1024) by (1024, 256) into (512, 256) has the features 9, 10, 10, 8, 9, 8.
     # Twice the rows (1024, 1024) change two of them by 1.
     types = [graph.types[n] for n in (*graph.inputs, *graph.outputs)]
-    return tuple(math.log2(max(size, 1)) for kind in types for size in kind.shape)
+    sizes = [size for tensor_type in types for size in tensor_type.shape]
+    return tuple(math.log2(max(size, 1)) for size in sizes)
 
 
 def entry_of(result: Result, settings: Settings) -> BankEntry:
     """Return a result as an entry of the bank; an empty schedule means that the default is best."""
     choice = result.choice.as_dict() if result.choice else {}
     return BankEntry(
-        key_of(result.operator),
-        choice,
-        result.before_cycles,
-        result.after_cycles,
-        result.bound_cycles,
-        result.proven,
-        result.search,
-        settings.seed,
-        result.trials,
+        key=key_of(result.operator),
+        schedule=choice,
+        before_cycles=result.before_cycles,
+        after_cycles=result.after_cycles,
+        bound_cycles=result.bound_cycles,
+        proven=result.proven,
+        search=result.search,
+        seed=settings.seed,
+        trials=result.trials,
         features=features_of(result.operator),
     )
 
@@ -74,7 +75,15 @@ def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
     bound = min(entry.bound_cycles, best_cycles) if entry.bound_cycles is not None else None
     proven = entry.proven and best_cycles == entry.after_cycles
     return Result(
-        operator, choice, default_cycles, best_cycles, bound, proven, origin, note, entry.search
+        operator=operator,
+        choice=choice,
+        before_cycles=default_cycles,
+        after_cycles=best_cycles,
+        bound_cycles=bound,
+        proven=proven,
+        source=origin,
+        note=note,
+        search=entry.search,
     )
 
 

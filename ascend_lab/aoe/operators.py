@@ -113,7 +113,17 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
     else:
         unit, reason = unit_of(task.piece, chip, task.lowered)
         cycles = matmul.warm_cycles(kernel, chip, warm)
-    return Tunable(task.name, task.op, task.piece, chip, len(group), warm, cycles, unit, reason)
+    return Tunable(
+        name=task.name,
+        op=task.op,
+        piece=task.piece,
+        chip=chip,
+        count=len(group),
+        warm=warm,
+        default_cycles=cycles,
+        unit=unit,
+        reason=reason,
+    )
 
 
 def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[str, str]:
@@ -140,9 +150,12 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         return ("cube" if is_plain(piece) else "product"), ""
     if mixed_blocks(piece):
         return "", "bytes beside wider numbers: they change blocks in kernels without parameters"
-    lowered = lowered or tasks.lowered_once(piece, chip) if op == "layer_norm" else None
-    by_cube = lowered is not None and _uses_cube(lowered.kernel)
-    if all(n.op in ir.MOVES for n in nodes) or by_cube or lowering.by_template(piece, chip):
+    by_cube = False
+    if op == "layer_norm":
+        lowered = lowered or tasks.lowered_once(piece, chip)
+        by_cube = _uses_cube(lowered.kernel)
+    only_moves = all(node.op in ir.MOVES for node in nodes)
+    if only_moves or by_cube or lowering.by_template(piece, chip):
         return "", "it has a hand-written kernel without parameters"
     return "vector", ""
 
@@ -176,12 +189,12 @@ def difference_of(operator: Tunable, choice: Choice, seed: int = 0) -> str:
     chip = operator.chip
     inputs = random_inputs(piece, np.random.default_rng(seed))
     try:
-        tuned = run(lower(piece, chip, choice), piece, inputs, operator)
+        tuned = outputs_of(lower(piece, chip, choice), inputs, operator)
         # Half the tolerance, because the default may differ from NumPy by as much in the other
         # direction.
         if not _differs(piece, tuned, evaluate(piece.graph, inputs), 0.5):
             return ""
-        return _differs(piece, tuned, run(lower(piece, chip), piece, inputs, operator))
+        return _differs(piece, tuned, outputs_of(lower(piece, chip), inputs, operator))
     except errors.AscendLabError as error:
         return str(error)
 
@@ -220,26 +233,28 @@ def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
     """Return a random array per input, within what every operator accepts as a number or index."""
     arrays = {}
     for name in piece.graph.inputs:
-        kind = piece.type(name)
-        if kind.dtype.startswith(("int", "uint")):
+        tensor_type = piece.type(name)
+        shape = tensor_type.shape
+        if tensor_type.dtype.startswith(("int", "uint")):
             # Indices of 0 and 1 are legal for every table of at least two rows.
-            array = rng.integers(0, 2, kind.shape)
+            array = rng.integers(0, 2, shape)
         else:
             # No zeros: divided by them, both kernels would give infinity, which hides differences.
-            array = rng.uniform(0.1, 1.0, kind.shape) * rng.choice([-1.0, 1.0], kind.shape)
+            array = rng.uniform(0.1, 1.0, shape) * rng.choice([-1.0, 1.0], shape)
             readers = {n.op for n in piece.graph.nodes if name in n.inputs}
             array = np.abs(array) if readers & POSITIVE_ONLY else array
-        arrays[name] = array.astype(formats.numpy_type(kind.dtype))
+        arrays[name] = array.astype(formats.numpy_type(tensor_type.dtype))
     return arrays
 
 
-def run(
-    lowered: Lowered, piece: Piece, inputs: Mapping[str, Values], operator: Tunable
+def outputs_of(
+    lowered: Lowered, inputs: Mapping[str, Values], operator: Tunable
 ) -> dict[str, Values]:
-    """Execute a kernel and return its outputs by name.
+    """Execute a kernel of an operator and return its outputs by name.
 
     Inputs are stored in the layouts that the kernel expects.
     """
+    piece = operator.piece
     # `extra` are the kernel's tables and constants; all other tensors are the piece's inputs.
     tensors = dict(lowered.extra)
     for buffer in lowered.kernel.tensors:
@@ -252,7 +267,8 @@ def run(
     memory = sim.execute(lowered.kernel, tensors, operator.chip)
     results = {}
     for name in piece.graph.outputs:  # padding of a layout is not compared
-        kind = piece.type(name)
+        tensor_type = piece.type(name)
         flat = np.asarray(memory[name]).reshape(-1)
-        results[name] = flat if kind.layout == "ND" else layout.unpack(kind.map, flat)
+        is_plain = tensor_type.layout == "ND"
+        results[name] = flat if is_plain else layout.unpack(tensor_type.map, flat)
     return results

@@ -1,10 +1,11 @@
-"""Files that a tuning run writes: a report, the tuned model as ONNX, the schedules of its kernels.
+"""Writes and reads the files of a tuning run: a report, the tuned model, its schedules.
 
 The report gives improvements as (before - after) / after, as CANN's published reports do, and adds
 how far each result is from its lower bound. All times are simulated; only `tuning_time(s)` was
 measured with a clock.
 
-The first line of the schedules, `NAME_tuned.jsonl`, names the chip and the number format. Each
+The tuned model is a graph in ONNX, `NAME_tuned.onnx`, which has no schedules. These are in a second
+file: the first line of `NAME_tuned.jsonl` names the chip and the number format. Each
 further line is one kernel: the text of its operators and shapes (the key), and its schedule.
 """
 
@@ -31,7 +32,7 @@ from ascend_lab.machine.chip import Chip
 
 GAIN_FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"
-TUNED = ("tuned", "custom", "builtin")
+TUNED_SOURCES = ("tuned", "custom", "builtin")
 """Sources of results that a search or a bank gave."""
 NAME_WIDTH = 30
 """Characters of an operator's name in the table; longer names lose their end."""
@@ -53,16 +54,14 @@ class Report:
 
     def table(self) -> str:
         """Return the operators as a table, and the totals."""
-        t = self.tuning
-        chip = self.tuning.compiled.chip
+        tuning = self.tuning
+        chip = tuning.compiled.chip
         lines = [f"{self.name} on {chip.core_count} cores of {chip.name} (model results)"]
-        if t.operators is not None:
-            lines += [_TABLE_HEADER, *map(_row, t.operators.results), self.shares()]
-        total = (
-            f"total {t.baseline_s * 1e3:.4f} ms -> {t.result_s * 1e3:.4f} ms, improved by "
-            f"{t.gain:.2%} = {GAIN_FORMULA}"
-        )
-        bound = f"bound {t.bound_s * 1e3:.4f} ms, gap {t.gap:.2%} = {GAP_FORMULA}"
+        if tuning.operators is not None:
+            lines += [_TABLE_HEADER, *map(_row, tuning.operators.results), self.shares()]
+        times = f"{tuning.baseline_s * 1e3:.4f} ms -> {tuning.result_s * 1e3:.4f} ms"
+        total = f"total {times}, improved by {tuning.gain:.2%} = {GAIN_FORMULA}"
+        bound = f"bound {tuning.bound_s * 1e3:.4f} ms, gap {tuning.gap:.2%} = {GAP_FORMULA}"
         return "\n".join([*lines, total, f"{bound} (it counts one launch and few waits)"])
 
     def top(self, count: int) -> str:
@@ -96,17 +95,18 @@ class Report:
 
     def as_dict(self) -> Data:
         """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators."""
-        t = self.tuning
+        tuning = self.tuning
         sections = {}
-        basic = {"tuning_name": self.name, "tuning_time(s)": round(t.spent_s)}
-        outcome = "tuning incomplete" if t.interrupted else "tuning successful"
-        if t.subgraph is not None:
-            sections["sgat"] = {"basic": basic, **self._sgat(t.subgraph, outcome)}
-        if t.operators is not None:
-            sections["opat"] = {"basic": basic, **self._opat(t.operators, outcome)}
+        basic = {"tuning_name": self.name, "tuning_time(s)": round(tuning.spent_s)}
+        outcome = "tuning incomplete" if tuning.interrupted else "tuning successful"
+        if tuning.subgraph is not None:
+            sections["sgat"] = {"basic": basic, **self._sgat(tuning.subgraph, outcome)}
+        if tuning.operators is not None:
+            sections["opat"] = {"basic": basic, **self._opat(tuning.operators, outcome)}
         return sections
 
     def _sgat(self, sliced: SubgraphResult, outcome: str) -> Data:
+        """Return the section of the subgraph tuner, with the keys of CANN's report."""
         times = _performance(sliced)
         return {
             "SGAT": {**times, "sgat_tuning_result": outcome},
@@ -121,15 +121,16 @@ class Report:
         }
 
     def _opat(self, network: NetworkResult, outcome: str) -> Data:
+        """Return the section of the operator tuner, with the keys of CANN's report."""
         modified: dict[str, list[Data]] = {"add": [], "update": []}
         for r in network.results:
             if update_mode := self._modified(r):
                 # CANN's report gives the times of an operator twice: once for the operator, and
                 # again for each thing that was tuned. Here that is always its schedule.
-                schedule = {"Schedule": {**_times(r), "update_mode": update_mode}}
-                row = {**_named(r), **_times(r), "tune_performance": schedule}
+                schedule = {"Schedule": {**_time_fields(r), "update_mode": update_mode}}
+                row = {**_name_fields(r), **_time_fields(r), "tune_performance": schedule}
                 modified[update_mode].append(row)
-        tuned = [r for r in network.results if r.source in TUNED]
+        tuned = [r for r in network.results if r.source in TUNED_SOURCES]
         return {
             "OPAT": {
                 **_performance(network),
@@ -138,7 +139,7 @@ class Report:
                     f"{update_mode}_repo_operators": rows for update_mode, rows in modified.items()
                 },
                 "repo_summary": dict(repo_summary(network.outcomes)),
-                "tune_failed_operators": [_named(r) for r in network.results if failed(r)],
+                "tune_failed_operators": [_name_fields(r) for r in network.results if failed(r)],
             },
             "ascend_lab": {
                 **self._common_fields(),
@@ -146,9 +147,9 @@ class Report:
                 "operators_proven": sum(r.proven for r in tuned),
                 "operators": [_detail(r) for r in tuned],
                 "untuned_operators": [
-                    {**_named(r), "reason": r.note}
+                    {**_name_fields(r), "reason": r.note}
                     for r in network.results
-                    if r.source not in TUNED
+                    if r.source not in TUNED_SOURCES
                 ],
             },
         }
@@ -164,27 +165,27 @@ class Report:
 
     def _common_fields(self) -> Data:
         """Return the fields that both jobs add to the published report."""
-        t = self.tuning
+        tuning = self.tuning
         return {
             "note": "times are results of the model, not measurements",
-            "chip": t.compiled.chip.name,
-            "core_count": t.compiled.chip.core_count,
-            "jobs": list(t.jobs),
+            "chip": tuning.compiled.chip.name,
+            "core_count": tuning.compiled.chip.core_count,
+            "jobs": list(tuning.jobs),
             "tool_version": __version__,
             "seed": self.settings.seed,
             "budget": self.settings.budget,
             "improvement_formula": GAIN_FORMULA,
-            "baseline(ms)": _ms(t.baseline_s),
-            "result(ms)": _ms(t.result_s),
-            "improvement": f"{t.gain:.2%}",
-            "bound(ms)": _ms(t.bound_s),
-            "gap_to_bound": f"{t.gap:.2%}",
+            "baseline(ms)": _ms(tuning.baseline_s),
+            "result(ms)": _ms(tuning.result_s),
+            "improvement": f"{tuning.gain:.2%}",
+            "bound(ms)": _ms(tuning.bound_s),
+            "gap_to_bound": f"{tuning.gap:.2%}",
             "gap_formula": GAP_FORMULA,
-            "bound_s": t.bound_s,
-            "gap": t.gap,
-            "ledger_before": dict(t.ledgers.before),
-            "ledger_after": dict(t.ledgers.after),
-            "warnings": list(t.warnings),
+            "bound_s": tuning.bound_s,
+            "gap": tuning.gap,
+            "ledger_before": dict(tuning.ledgers.before),
+            "ledger_after": dict(tuning.ledgers.after),
+            "warnings": list(tuning.warnings),
         }
 
 
@@ -225,6 +226,7 @@ def _ms(time_s: float) -> float:
 
 
 def _performance(result: SubgraphResult | NetworkResult) -> Data:
+    """Return the times of a whole network, with the keys of CANN's report."""
     return {
         "model_baseline_performance(ms)": _ms(result.before_s),
         "model_performance_improvement": f"{result.gain:.2%}",
@@ -232,11 +234,12 @@ def _performance(result: SubgraphResult | NetworkResult) -> Data:
     }
 
 
-def _named(result: Result) -> Data:
+def _name_fields(result: Result) -> Data:
     return {"op_name": result.operator.name, "op_type": result.operator.op}
 
 
-def _times(result: Result) -> Data:
+def _time_fields(result: Result) -> Data:
+    """Return an operator's times before and after tuning, with the keys of CANN's report."""
     us = 1e6 / result.operator.chip.clock_hz
     return {
         "performance_before_tune(us)": round(result.before_cycles * us, 6),
@@ -246,15 +249,16 @@ def _times(result: Result) -> Data:
 
 
 def _detail(result: Result) -> Data:
+    """Return what this package adds about an operator: bound, trials, schedule."""
     us = 1e6 / result.operator.chip.clock_hz
     bound = result.bound_cycles
     gap = result.gap
     failures = result.trace.failures if result.trace else ()
     return {
-        **_named(result),
+        **_name_fields(result),
         "count": result.operator.count,
         "unit": result.operator.unit,
-        **_times(result),
+        **_time_fields(result),
         "bound(us)": None if bound is None else round(bound * us, 6),
         "gap_to_bound": None if gap is None else f"{gap:.2%}",
         "proven": result.proven,
@@ -310,7 +314,11 @@ DEFAULT_PLAN = SlicePlan()
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """Schedules as read from a file: for which chip and format, by `Piece.key`, how launched."""
+    """Schedules as read from a file, for a chip and a number format.
+
+    `choices` are the schedules by the key of a kernel (`Piece.key`); `launches` says whether the
+    kernels share a launch.
+    """
 
     chip: str
     chip_digest: str
@@ -361,11 +369,10 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
 
     model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
     chip = tuning.compiled.chip
-    tuned_operators = tuning.operators
+    tuned = tuning.operators
     # Schedules that do not help the network are not part of the tuned model.
-    helps = tuned_operators is not None and tuned_operators.after_s < tuned_operators.before_s
-    better = tuned_operators.results if tuned_operators and helps else ()
-    choices = {r.operator.piece.key: r.choice for r in better if r.choice is not None}
+    helpful_results = tuned.results if tuned and tuned.after_s < tuned.before_s else ()
+    choices = {r.operator.piece.key: r.choice for r in helpful_results if r.choice is not None}
     plan = tuning.subgraph.plan if tuning.subgraph else DEFAULT_PLAN
     write_schedules(schedules, choices, chip, dtype, plan)
     output.write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
@@ -374,8 +381,8 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     # Some kernels have other keys when the ONNX file is read: the schedules are written under both.
     if named_choices.keys() - choices.keys():
         write_schedules(schedules, named_choices, chip, dtype, plan)
-    tuned = plan.with_launches(tasks.with_choices(read_back, named_choices))
-    return Saved(model, schedules, simulate_graph(tuned).time_s)
+    tuned_network = plan.with_launches(tasks.with_choices(read_back, named_choices))
+    return Saved(model, schedules, simulate_graph(tuned_network).time_s)
 
 
 def as_named_in(
@@ -440,12 +447,12 @@ def read_schedules(file: str | Path) -> Schedules:
     # Files of earlier versions lack the options that came later.
     options = {name: header.get(name, False) for name in slicing.NETWORK_OPTIONS}
     return Schedules(
-        header["chip"],
-        header["chip_digest"],
-        header["core_count"],
-        header["dtype"],
-        choices,
-        SlicePlan((), **options),
+        chip=header["chip"],
+        chip_digest=header["chip_digest"],
+        core_count=header["core_count"],
+        dtype=header["dtype"],
+        choices=choices,
+        launches=SlicePlan((), **options),
     )
 
 

@@ -127,16 +127,16 @@ class Result:
     @property
     def certainty(self) -> str:
         """How certain it is that the kernel's time is optimal: one of `CERTAINTIES`."""
-        was_cut = self.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
-        # The first condition that is true decides: a proven result has a bound as well.
-        conditions = (
-            self.proven,
-            self.bound_cycles is not None,
-            not self.operator.unit,
-            was_cut,
-            True,
-        )
-        return CERTAINTIES[conditions.index(True)]
+        # The first condition that holds decides: a proven result has a bound as well.
+        if self.proven:
+            return "proven optimal"
+        if self.bound_cycles is not None:
+            return "bounded"
+        if not self.operator.unit:
+            return "without parameters"
+        if self.note in (NOT_REACHED, NOT_CHECKED, "interrupted"):
+            return "not reached"
+        return "not tuned"
 
 
 def time_shares_permille(results: Sequence[Result]) -> dict[str, int]:
@@ -197,11 +197,36 @@ def tune_operator(
         return untuned(operator, str(error))
     except TimeUpError:
         return untuned(operator, NOT_REACHED)
-    # The search that the user named, else the default for the type of operator: "mcts" for the
-    # vector unit.
-    search_name = settings.search or job.search
-    trace = drive(
-        _search(search_name, job, settings),
+    deadlines = _Deadlines(search=search_deadline, run=deadline)
+    trace = _search_trace(job, start, settings, rules, deadlines)
+    searched = _with_proof(job, trace, settings, deadlines, report)
+    result = _result(job, searched, settings, deadline, report)
+    spent_s = time.monotonic() - started
+    return replace(result, search=settings.search or job.search, spent_s=spent_s)
+
+
+class _Deadlines(NamedTuple):
+    """When search and proof have to stop by themselves, and when the whole run is cut off."""
+
+    search: Deadline
+    run: Deadline
+
+
+class _Searched(NamedTuple):
+    """The trials of a search and of its proof, and a lower bound; `proven`: it was reached."""
+
+    trace: Trace
+    bound_cycles: int
+    proven: bool
+
+
+def _search_trace(
+    job: Job, start: Sequence[Point], settings: Settings, rules: Rules, deadlines: _Deadlines
+) -> Trace:
+    """Run the search that the user named, or the default search for the type of operator."""
+    has_default_search = not settings.search
+    return drive(
+        _search(settings.search or job.search, job, settings),
         job.space,
         job.measure,
         settings.budget,
@@ -209,22 +234,13 @@ def tune_operator(
         rules=replace(
             rules,
             start=start,
-            time_limit_s=search_deadline.limit_s,
+            time_limit_s=deadlines.search.limit_s,
             trial_limit_s=settings.trial_limit_s,
             early_stop=settings.early_stop,
             is_proven=lambda trials: job.bound(trials)[1],
-            patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
+            patience=PATIENCE if isinstance(job, VectorJob) and has_default_search else None,
         ),
     )
-    bound, proven = job.bound(trace.trials)
-    # Branch and bound follows the search only if the user named no search of their own or asked
-    # for proofs (`deeper`), and if no kernel failed that the proof would have to time again.
-    is_settled = proven or trace.failures or trace.end in ("interrupted", "time")
-    if not is_settled and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
-        deadlines = _Deadlines(proof=search_deadline, run=deadline)
-        trace, bound, proven = _proven(job, trace, bound, settings, deadlines, report)
-    result = _result(job, trace, settings, (bound, proven), deadline, report)
-    return replace(result, search=search_name, spent_s=time.monotonic() - started)
 
 
 def _search(name: str, job: Job, settings: Settings) -> Search:
@@ -257,108 +273,113 @@ def _likely_first(job: CubeJob, search: Search, budget: int) -> Search:
     return steps
 
 
-class _Deadlines(NamedTuple):
-    """When the proof has to stop by itself, and when the whole run is cut off."""
+def _with_proof(
+    job: Job, trace: Trace, settings: Settings, deadlines: _Deadlines, report: ReportProgress
+) -> _Searched:
+    """Return the bound after a search; for the cube, branch and bound may then prove the result.
 
-    proof: Deadline
-    run: Deadline
+    It follows the search only if the user named no search of their own or asked for proofs
+    (`deeper`), and if no kernel failed that the proof would have to time again.
+    """
+    bound, proven = job.bound(trace.trials)
+    searched = _Searched(trace, bound, proven)
+    is_settled = proven or trace.failures or trace.end in ("interrupted", "time")
+    may_follow = settings.deeper or not settings.search
+    if is_settled or not may_follow or not isinstance(job, CubeJob):
+        return searched
+    return _branch_and_bound(job, searched, settings, deadlines, report)
 
 
-def _proven(
+def _branch_and_bound(
     job: CubeJob,
-    trace: Trace,
-    bound: int,
+    searched: _Searched,
     settings: Settings,
     deadlines: _Deadlines,
     report: ReportProgress,
-) -> tuple[Trace, int, bool]:
-    """Run branch and bound after a search; return the trace, the bound, and whether it is a proof.
+) -> _Searched:
+    """Run branch and bound after a search; return the trials of both, and the new bound.
 
     Unless `deeper` is set, the proof simulates at most `budget` kernels. Ctrl-C, the deadline of
-    the run, or a candidate that fails ends the proof; trace and bound then stay as they were.
+    the run, or a candidate that fails ends the proof; trials and bound then stay as they were.
     """
+    trace = searched.trace
     max_kernels = None if settings.deeper else settings.budget
-    limit_s = deadlines.proof.within(settings.deeper_s if settings.deeper else None).limit_s
+    limit_s = deadlines.search.within(settings.deeper_s if settings.deeper else None).limit_s
     # One kernel of the proof may take no longer than a trial, nor than the whole proof.
     kernel_limits_s = [s for s in (settings.trial_limit_s, limit_s) if s is not None]
-    # Trials with a note failed or were stopped early: their cost is no time.
-    costs = {t.point: t.cost for t in trace.trials if not t.note}
-
-    def timed(point: Point) -> float:
-        """Return the cycles of a point, from the trials or measured; a failure ends the proof."""
-        if point not in costs:
-            costs[point], note = attempt(job.measure, point, min(kernel_limits_s, default=None))
-            if note:
-                raise InputError("a kernel that can be timed", note)
-        return costs[point]
-
     try:
         with deadlines.run.cut():
             proof = prove(
                 job.space,
-                job.measure,
-                timed,
+                _measure_once(job, trace, min(kernel_limits_s, default=None)),
                 job.bounds,
                 most=max_kernels,
                 time_limit_s=limit_s,
                 report=lambda done, of: report("proof", done, of),
             )
     except KeyboardInterrupt:
-        return replace(trace, end="interrupted"), bound, False
+        return _Searched(replace(trace, end="interrupted"), searched.bound_cycles, False)
     except (AscendLabError, TimeUpError):
-        return trace, bound, False
+        return _Searched(trace, searched.bound_cycles, False)
     if proof.point not in {t.point for t in trace.trials}:
         proof_trial = Trial(len(trace.trials), proof.point, proof.cycles, "branch and bound")
         trace = replace(trace, trials=(*trace.trials, proof_trial))
     # The space has no schedules that divide K among cores. A proof about the space does not cover
     # them, so that their separate lower bound limits the result.
     lower_bound = min(proof.lower_bound, job.divided_k_bound)
-    return trace, int(lower_bound), proof.cycles <= lower_bound
+    return _Searched(trace, int(lower_bound), proof.cycles <= lower_bound)
+
+
+def _measure_once(job: CubeJob, trace: Trace, limit_s: float | None) -> Measure:
+    """Return a measure that takes the costs of earlier trials; a failure raises `InputError`."""
+    # Trials with a note failed or were stopped early: their cost is no time.
+    costs = {t.point: t.cost for t in trace.trials if not t.note}
+
+    def measure(point: Point) -> float:
+        if point not in costs:
+            costs[point], note = attempt(job.measure, point, limit_s)
+            if note:
+                raise InputError("a kernel that can be timed", note)
+        return costs[point]
+
+    return measure
 
 
 def _result(
     job: Job,
-    trace: Trace,
+    searched: _Searched,
     settings: Settings,
-    bound_and_proof: tuple[int, bool],
     deadline: Deadline,
     report: ReportProgress,
 ) -> Result:
-    """Return the best trial that beats the default and computes the same values.
-
-    `bound_and_proof` is the result of `Job.bound`: the lower bound, and whether it is reached.
-    """
+    """Return the best trial that beats the default and computes the same values."""
     operator = job.operator
-    bound, proven = bound_and_proof
+    trace, bound, proven = searched
     note = ""
-    default_cycles = operator.default_cycles
+    cycles = operator.default_cycles
     if trace.end == "time" and not trace.trials:
         return untuned(operator, NOT_REACHED)
     # Candidates are checked from the fastest on; the first with the default's values is the result.
-    for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
-        if not trial.cost < default_cycles:
-            break
+    faster = [trial for trial in trace.trials if trial.cost < operator.default_cycles]
+    for trial in sorted(faster, key=lambda t: (t.cost, t.number)):
         choice = job.choice(trial.point)
-        difference = ""
         report("values", 0, 1)
         try:
             with deadline.cut():
-                difference = (
-                    difference_of(operator, choice, settings.seed) if settings.verify else ""
-                )
+                difference = ""
+                if settings.verify:
+                    difference = difference_of(operator, choice, settings.seed)
         except TimeUpError:
             return replace(untuned(operator, NOT_CHECKED), trace=trace)
         report("values", 1, 1)
         if not difference:
-            cycles = int(trial.cost)
+            tuned_cycles = int(trial.cost)
             return Result(
-                operator, choice, default_cycles, cycles, bound, proven, note=note, trace=trace
+                operator, choice, cycles, tuned_cycles, bound, proven, note=note, trace=trace
             )
         # The proof was about the faster candidate: it does not hold for the next one.
         note = f"a faster candidate was refused: {difference}"
         proven = False
     # The default belongs to the space as well: a lower bound cannot be above its time.
-    bound = min(bound, default_cycles)
-    return Result(
-        operator, None, default_cycles, default_cycles, bound, proven, note=note, trace=trace
-    )
+    bound = min(bound, cycles)
+    return Result(operator, None, cycles, cycles, bound, proven, note=note, trace=trace)

@@ -45,9 +45,10 @@ from ascend_lab.operators.ops.matmul import default_product, product_kernel, war
 from ascend_lab.output import write_whole
 
 ENDING = "_runtime_kb.json"
-DTYPES = {0: "fp32", 1: "fp16", 2: "int8", 3: "int32", 27: "bf16"}
+DTYPE_CODES = {0: "fp32", 1: "fp16", 2: "int8", 3: "int32", 27: "bf16"}
 """Number formats by their code in a key (ge::DataType)."""
 PROBLEM = ("m", "k", "n", "a_dtype", "out_dtype")
+"""Fields of a key that are used here."""
 KNOWLEDGE = {
     "usedCoreNum": "used_cores",
     "singleCoreM": "single_core_m",
@@ -107,7 +108,7 @@ def read_decisions(path: str | Path) -> list[Decision]:
     """
     data = limits.read_file(path, "a runtime knowledge bank, or a table", limits.TABLE_BYTES)
     if Path(path).name.endswith(ENDING):
-        chip, core_count = _named(Path(path).name)
+        chip, core_count = _chip_and_cores(Path(path).name)
         lines = data.decode("utf-8", "replace").splitlines()
         entries = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
         return [_from_line(line, f"line {n}", chip, core_count) for n, line in entries]
@@ -124,7 +125,7 @@ def write_decisions(decisions: Iterable[Decision], path: str | Path) -> int:
     return len(lines)
 
 
-def _named(name: str) -> tuple[str, int]:
+def _chip_and_cores(name: str) -> tuple[str, int]:
     """Return chip and cores from a bank's file name, CHIP_CORES_AiCore_OPERATOR + ENDING."""
     chip, _, tail = name.partition("_")
     cores = tail.partition("_")[0]
@@ -146,8 +147,7 @@ def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
         needed = f"{where}: an entry of MatMulV3"
         remedy = "entries of other operators can be held against ours as a table"
         raise UnsupportedError(needed, limits.shown(entry.get("op")), remedy)
-    numbers = [_whole(problem, name, where) for name in PROBLEM]
-    m, k, n, dtype, out_dtype = numbers
+    m, k, n, dtype, out_dtype = (_whole(problem, name, where) for name in PROBLEM)
     b_dtype = problem.get("b_dtype", dtype)
     if b_dtype != dtype:
         needed = f"{where}: A and B of one type"
@@ -155,12 +155,23 @@ def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
     if knowledge.get("usedCoreNum", 0) > core_count:
         needed = f"{where}: usedCoreNum of at most {core_count}, what the file's name says"
         raise InputError(needed, limits.shown(knowledge["usedCoreNum"]), "correct one of them")
-    dtypes = DTYPES.get(dtype, f"type {dtype}"), DTYPES.get(out_dtype, f"type {out_dtype}")
-    words = {name: _whole(knowledge, name, where) for name in KNOWLEDGE}
-    return Decision(chip, core_count, "MatMulV3", (m, k, n), dtypes, words, line)
+    dtypes = (
+        DTYPE_CODES.get(dtype, f"type {dtype}"),
+        DTYPE_CODES.get(out_dtype, f"type {out_dtype}"),
+    )
+    return Decision(
+        chip=chip,
+        core_count=core_count,
+        operator="MatMulV3",
+        sizes=(m, k, n),
+        dtypes=dtypes,
+        knowledge={name: _whole(knowledge, name, where) for name in KNOWLEDGE},
+        line=line,
+    )
 
 
 def _whole(data: Mapping[str, Any], name: str, where: str) -> int:
+    """Return a whole number of an entry; raise `InputError` if it is none or too small."""
     value = data.get(name)
     minimum = 0 if name in MAY_BE_ZERO else 1
     if type(value) is not int or not minimum <= value <= limits.WHOLE:
@@ -173,7 +184,7 @@ def _from_row(row: Mapping[str, str], where: str) -> Decision:
     """Return the entry in a row of a table."""
     try:
         sizes = int(row["m"]), int(row["k"]), int(row["n"])
-        words = {word: int(row[column] or 0) for word, column in KNOWLEDGE.items()}
+        knowledge = {name: int(row[column] or 0) for name, column in KNOWLEDGE.items()}
         cores = int(row["bin_cores"].partition("|")[0])
         names = [name.strip() for name in row["chip"].split("|")]  # bins with the same decision
         chip = next((name for name in names if name in PRESETS), names[0])
@@ -184,7 +195,7 @@ def _from_row(row: Mapping[str, str], where: str) -> Decision:
         raise InputError(
             needed, str(error), "give m, k, n, bin_cores, chip, types and tilings"
         ) from None
-    return Decision(chip, cores, operator, sizes, dtypes, words)
+    return Decision(chip, cores, operator, sizes, dtypes, knowledge)
 
 
 # -- translation to our schedules ------------------------------------------------------------------
@@ -203,34 +214,38 @@ def translated(decision: Decision, chip: Chip) -> Translated:
     as `check_schedule` if the tiling does not fit the chip's memories.
     """
     shape = decision.shape
-    words = decision.knowledge
-    splits = words["tilingEnable"] % 10
-    kept_operand = words["tilingEnable"] // 10 % 10
-    if splits == 2:
+    knowledge = decision.knowledge
+    k_split = knowledge["tilingEnable"] % 10
+    kept_operand = knowledge["tilingEnable"] // 10 % 10
+    if k_split == 2:
         needed = "a tiling whose sums stay in L0C"
         raise UnsupportedError(needed, "one core that splits K", "no kernel here does that")
     # K of 4,096 with singleCoreK 1,024: four cores share each sum.
-    parts = -(-shape.k // words["singleCoreK"]) if splits in (3, 4) and words["singleCoreK"] else 1
+    parts = 1
+    if k_split in (3, 4) and knowledge["singleCoreK"]:
+        parts = -(-shape.k // knowledge["singleCoreK"])
     # If the entry does not state it, an operand is kept in L1 if one load along K brings all of it.
     keep = {1: "a", 2: "b"}.get(kept_operand, "") or _whole_side(decision)
-    order = {"a": "mn", "b": "nm"}.get(keep, "mn" if words["iterateOrder"] else "nm")
-    steps = {"a": words["stepKa"], "b": words["stepKb"]}
+    order = {"a": "mn", "b": "nm"}.get(keep, "mn" if knowledge["iterateOrder"] else "nm")
+    steps = {"a": knowledge["stepKa"], "b": knowledge["stepKb"]}
     steps.pop(keep, None)  # an operand that stays in L1 has no steps
-    rows, columns = _grid(decision, max(1, min(words["usedCoreNum"], chip.core_count) // parts))
+    cores = min(knowledge["usedCoreNum"], chip.core_count)
+    rows, columns = _grid(decision, max(1, cores // parts))
     schedule = GemmSchedule(
-        words["baseM"],
-        words["baseK"],
-        words["baseN"],
-        max(1, min(steps.values())),
-        rows,
-        columns,
-        order,
-        keep,
-        a_l1_slots=_slots(words["depthA1"], words["stepM"] * words["stepKa"]),
-        b_l1_slots=_slots(words["depthB1"], words["stepN"] * words["stepKb"]),
-        a_l0_slots=words["dbL0A"],
-        b_l0_slots=words["dbL0B"],
-        c_l0_slots=1 if words["dbL0C"] == 1 else 0,  # 0: two if they fit; some entries ask for more
+        base_m=knowledge["baseM"],
+        base_k=knowledge["baseK"],
+        base_n=knowledge["baseN"],
+        step_k=max(1, min(steps.values())),
+        grid_rows=rows,
+        grid_cols=columns,
+        order=order,
+        keep=keep,
+        a_l1_slots=_slots(knowledge["depthA1"], knowledge["stepM"] * knowledge["stepKa"]),
+        b_l1_slots=_slots(knowledge["depthB1"], knowledge["stepN"] * knowledge["stepKb"]),
+        a_l0_slots=knowledge["dbL0A"],
+        b_l0_slots=knowledge["dbL0B"],
+        # 0: two if they fit; some entries ask for more
+        c_l0_slots=1 if knowledge["dbL0C"] == 1 else 0,
         split_k=parts,
     )
     check_schedule(shape, schedule, chip)
@@ -240,8 +255,8 @@ def translated(decision: Decision, chip: Chip) -> Translated:
 
 def _whole_side(decision: Decision) -> str:
     """Return the operand ("a" or "b") of which one load along K brings all; "" if none or both."""
-    words = decision.knowledge
-    depth = {name: words[f"stepK{name}"] * words["baseK"] for name in "ab"}
+    knowledge = decision.knowledge
+    depth = {name: knowledge[f"stepK{name}"] * knowledge["baseK"] for name in "ab"}
     sides = [name for name in "ab" if depth[name] >= decision.sizes[1]]
     return sides[0] if len(sides) == 1 else ""
 
@@ -253,11 +268,11 @@ def _slots(depth: int, stage: int) -> int:
 
 def _grid(decision: Decision, cores: int) -> tuple[int, int]:
     """Return the grid of at most `cores` cores that computes all parts in the fewest rounds."""
-    words = decision.knowledge
+    knowledge = decision.knowledge
     shape = decision.shape
     # The numbers of parts of C along m and n; a core computes one part at a time.
-    down = -(-shape.m // max(words["singleCoreM"], words["baseM"]))
-    across = -(-shape.n // max(words["singleCoreN"], words["baseN"]))
+    down = -(-shape.m // max(knowledge["singleCoreM"], knowledge["baseM"]))
+    across = -(-shape.n // max(knowledge["singleCoreN"], knowledge["baseN"]))
     best = (1, 1)
     fewest_rounds = down * across + 1
     # 5 x 3 parts on 8 cores: a grid of 2 x 3 takes 3 * 1 rounds, one of 4 x 2 takes 2 * 2.
@@ -271,14 +286,20 @@ def _grid(decision: Decision, cores: int) -> tuple[int, int]:
 
 
 # -- comparison with our tuner ---------------------------------------------------------------------
+EQUAL_SHARE = 0.01
+"""Share by which a tiling of the space may be slower than the vendor's tiling it represents."""
+TIMED_COUNT = 4
+"""Number of tilings with the lowest bounds that are timed in addition to the default."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A vendor's tiling compared with ours; `refused` says why a comparison is impossible.
 
     Cycles start from an empty L2 and include the launch. `in_space` says that no property is lost,
     and that the nearest tiling of the tuner's space, which has tiles of even size, is not slower,
-    up to `EQUAL`. `share` is the part of that space whose lower bound is below the vendor's cycles:
-    with 0.01, 99 % of the space is certainly not faster.
+    up to `EQUAL_SHARE`. `share` is the part of that space whose lower bound is below the vendor's
+    cycles: with 0.01, 99 % of the space is certainly not faster.
     """
 
     decision: Decision
@@ -314,33 +335,30 @@ def _chip(decision: Decision) -> Chip:
 
 
 def _held(decision: Decision, chip: Chip) -> Held:
+    """Return the comparison of one decision; raises if its tiling cannot be translated."""
     shape = decision.shape
     translation = translated(decision, chip)
     theirs = warm_cycles(product_kernel(shape, chip, translation.schedule), chip, ())
     measure = CubeMeasure(shape, chip, None, frozenset())
+    # the space has no schedules that divide K among cores
+    splits_k = translation.schedule.split_k > 1
     unsplit = replace(translation.schedule, split_k=1)
     space = cube_space(shape, chip, default=unsplit)  # thinning keeps this one
-    nearest = measure(point_of(space, unsplit))
+    nearest_cycles = measure(point_of(space, unsplit))
     bounds = Bounds(measure, space.genes).closed_form
     best = warm_cycles(product_kernel(shape, chip, default_product(shape, chip)), chip, ())
     # The tuner itself would begin with these tilings, which have the lowest bounds.
-    for row in np.argsort(bounds, kind="stable")[:TRIED]:
+    for row in np.argsort(bounds, kind="stable")[:TIMED_COUNT]:
         best = min(best, int(measure(space.point(int(row)))))
-    splits_k = translation.schedule.split_k > 1  # the space has no such schedules
+    is_represented = splits_k or nearest_cycles <= (1 + EQUAL_SHARE) * theirs
     return Held(
-        decision,
-        theirs,
-        min(best, int(nearest)),
-        not translation.lost and (splits_k or nearest <= (1 + EQUAL) * theirs),
-        float((bounds < theirs).mean()),
-        translation.lost,
+        decision=decision,
+        theirs=theirs,
+        ours=min(best, int(nearest_cycles)),
+        in_space=not translation.lost and is_represented,
+        share=float((bounds < theirs).mean()),
+        lost=translation.lost,
     )
-
-
-EQUAL = 0.01
-"""Share by which a tiling of the space may be slower than the vendor's tiling it represents."""
-TRIED = 4
-"""Number of tilings with the lowest bounds that are timed in addition to the default."""
 
 
 def summary(comparisons: Sequence[Held]) -> dict[str, Any]:
@@ -392,7 +410,7 @@ def lines(totals: Mapping[str, Any]) -> list[str]:
 
 
 # -- conversion to entries of our bank and back ----------------------------------------------------
-WRITTEN = "cann"
+VENDOR_LINE = "cann"
 """Key in an entry's schedule under which the vendor's original line is stored."""
 
 
@@ -409,17 +427,17 @@ def bank_entry(decision: Decision, chip: Chip | None = None) -> BankEntry | None
     # An entry slower than the default would only keep a search from looking further.
     if cycles >= operator.default_cycles:
         return None
-    schedule = choice.as_dict() | {WRITTEN: decision.line}
+    schedule = choice.as_dict() | {VENDOR_LINE: decision.line}
     return BankEntry(
-        key_of(operator),
-        schedule,
-        operator.default_cycles,
-        cycles,
-        None,
-        False,
-        WRITTEN,
-        0,
-        1,
+        key=key_of(operator),
+        schedule=schedule,
+        before_cycles=operator.default_cycles,
+        after_cycles=cycles,
+        bound_cycles=None,
+        proven=False,
+        search=VENDOR_LINE,
+        seed=0,
+        trials=1,
         features=features_of(operator),
     )
 
@@ -436,7 +454,7 @@ def _operator(shape: GemmShape, chip: Chip) -> Tunable:
 def written_lines(entries: Iterable[BankEntry]) -> list[str]:
     """Return the vendor's original lines of the entries that came from its bank."""
     return [
-        entry.schedule[WRITTEN]
+        entry.schedule[VENDOR_LINE]
         for entry in entries
-        if isinstance(entry.schedule, dict) and entry.schedule.get(WRITTEN)
+        if isinstance(entry.schedule, dict) and entry.schedule.get(VENDOR_LINE)
     ]

@@ -110,12 +110,12 @@ Measure = Callable[[Point], float]
 Attempt = tuple[float, str]
 """Cost and note of a candidate."""
 OnAnswer = Callable[[int, float, str], None]
-"""Receives the place, the cost and the note of each candidate."""
+"""Receives the index in the list, the cost and the note of each candidate."""
 MAX_ATTEMPTS = 2
 """A candidate whose worker process died this many times counts as failed."""
-DIED = "its worker process died"
+WORKER_DIED = "its worker process died"
 UNMEASURED_NOTES = (
-    DIED,
+    WORKER_DIED,
     "CancelledError",
     "FutureCancelledError",
     "CommClosedError",
@@ -185,10 +185,10 @@ class Workers:
         """
         done: dict[int, Attempt] = {}
 
-        def add(place: int, answer: Attempt) -> None:
-            done[place] = answer
+        def add(index: int, answer: Attempt) -> None:
+            done[index] = answer
             if on_answer:
-                on_answer(place, *answer)
+                on_answer(index, *answer)
 
         if self.start_executor is None and self.executor is None:
             for i, point in enumerate(points):
@@ -206,7 +206,7 @@ class Workers:
         if failed:
             self._check_alive()
         for i in failed:
-            add(i, (math.inf, DIED))
+            add(i, (math.inf, WORKER_DIED))
         return [done[i] for i in range(len(points))]
 
     def _measure_group(
@@ -375,6 +375,7 @@ class _Cluster(Executor):
 
 
 def _dask(address: str) -> Executor:
+    """Return an executor on the Dask cluster at an address; raise `InputError` if there is none."""
     try:
         from distributed import Client
     except ImportError as error:

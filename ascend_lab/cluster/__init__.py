@@ -27,7 +27,7 @@ True
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import permutations
@@ -186,32 +186,43 @@ def make(
     parsed = parse_name(op, algorithm)
     if isinstance(ranks, Topology):
         groups = ranks.groups if groups is None else groups
-        ranks = ranks.size
+        rank_count = ranks.size
+    else:
+        rank_count = ranks
     chunks = chunks if parsed.chunks is None else parsed.chunks
-    if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
-        got = f"{ranks} ranks, {chunks} chunks, root {root}"
+    if rank_count < 1 or chunks < 1 or not 0 <= root < rank_count:
+        got = f"{rank_count} ranks, {chunks} chunks, root {root}"
         raise ClusterError("ranks and chunks of at least 1, a root among the ranks", got, "count")
     label = parsed.algorithm
     if label in LEVELS:
-        servers = _servers(ranks, groups, parsed.split)
+        servers = _servers(rank_count, groups, parsed.split)
         levels = _levels(op, label, servers, parsed.inside, parsed.between)
         blocks, stages = in_two(op, label, servers, root, *levels)
         details = [str(parsed.split or ""), ",".join(filter(None, levels))]
         label += f"({':'.join(filter(None, details))})" if any(details) else ""
     else:
-        blocks, stages = flat(op, label, ranks, root)
-    rounds = tuple(message_round for stage in stages for message_round in stage)
-    if chunks > 1:
-        if chunks * len(rounds) > MAX_ROUNDS:
-            needed = f"{label}: at most {MAX_ROUNDS // max(len(rounds), 1)} chunks on {ranks} ranks"
-            raise ClusterError(needed, str(chunks), "take fewer")
-        # A chunk of a chain may follow one round later, because each round uses another link.
-        # Stages of a hierarchical all-reduce of 2 servers of 4 ranks have 1, 2 and 1 rounds: the
-        # lag is 2, and two chunks take 4 + 2 rounds.
-        lag = 1 if parsed.algorithm == "chain" else max(map(len, stages), default=0)
-        rounds = chunked(rounds, chunks, lag)
+        blocks, stages = flat(op, label, rank_count, root)
+    if chunks == 1:
+        rounds = tuple(message_round for stage in stages for message_round in stage)
+    else:
+        rounds = _in_chunks(parsed.algorithm, label, rank_count, stages, chunks)
         label = f"{label}*{chunks}"
-    return Schedule(op, label, ranks, blocks * chunks, rounds, root)
+    return Schedule(op, label, rank_count, blocks * chunks, rounds, root)
+
+
+def _in_chunks(
+    algorithm: str, label: str, ranks: int, stages: Sequence[Sequence[Round]], chunks: int
+) -> tuple[Round, ...]:
+    """Return the rounds that send every block in chunks; raise `ClusterError` for too many."""
+    rounds = tuple(message_round for stage in stages for message_round in stage)
+    if chunks * len(rounds) > MAX_ROUNDS:
+        needed = f"{label}: at most {MAX_ROUNDS // max(len(rounds), 1)} chunks on {ranks} ranks"
+        raise ClusterError(needed, str(chunks), "take fewer")
+    # A chunk of a chain may follow one round later, because each round uses another link. Stages of
+    # a hierarchical all-reduce of 2 servers of 4 ranks have 1, 2 and 1 rounds: the lag is 2, and
+    # two chunks take 4 + 2 rounds.
+    lag = 1 if algorithm == "chain" else max(map(len, stages), default=0)
+    return chunked(rounds, chunks, lag)
 
 
 def _servers(ranks: int, groups: Groups | None, split: int | None) -> Ints:
@@ -253,6 +264,7 @@ def _levels(
 
 # -- the algorithm ---------------------------------------------------------------------------------
 Rows = tuple[tuple[int, ...], ...]
+"""The ranks on each server."""
 MESH_RANKS = 32
 """With more ranks "auto" does not try mesh and star, which send p^2 messages at once."""
 CHAIN_RANKS = 256
@@ -307,23 +319,30 @@ def servers_of(topology: Topology, places: Sequence[int]) -> Rows:
 
 
 def islands(topology: Topology, places: Places, servers: Rows) -> int | None:
-    """Return k if just each k successive ranks of a server are linked directly; else None."""
+    """Return k if two ranks of a server are linked directly only within the same k ranks.
+
+    These are successive ranks, such as 0 .. k - 1. Without such a k the result is None.
+    """
     direct_links = topology.between
     # A 910a-server has direct links among NPUs 0-3 and among 4-7 only, so k = 4; in a 910b-server
     # all 8 are linked directly, no smaller k fits, and the answer is None.
     for island_ranks in range(2, min(max(map(len, servers)), MESH_RANKS + 1)):
-        pieces = [
-            row[i : i + island_ranks] for row in servers for i in range(0, len(row), island_ranks)
-        ]
-        if {len(piece) for piece in pieces} != {island_ranks}:
+        candidates = []
+        for row in servers:
+            candidates += [row[i : i + island_ranks] for i in range(0, len(row), island_ranks)]
+        if {len(island) for island in candidates} != {island_ranks}:
             continue
-        piece_of = {places[rank]: n for n, piece in enumerate(pieces) for rank in piece}
-        device_pairs = (
-            pair for server in servers for pair in permutations([places[r] for r in server], 2)
-        )
-        if all(((a, b) in direct_links) == (piece_of[a] == piece_of[b]) for a, b in device_pairs):
+        island_of = {places[rank]: n for n, island in enumerate(candidates) for rank in island}
+        device_pairs = _pairs_in_servers(servers, places)
+        if all(((a, b) in direct_links) == (island_of[a] == island_of[b]) for a, b in device_pairs):
             return island_ranks
     return None
+
+
+def _pairs_in_servers(servers: Rows, places: Places) -> Iterator[tuple[int, int]]:
+    """Yield every ordered pair of devices of one server."""
+    for server in servers:
+        yield from permutations([places[rank] for rank in server], 2)
 
 
 def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tuple[str, ...]:

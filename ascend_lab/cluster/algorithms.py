@@ -46,22 +46,20 @@ def applied(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
     group_rounds = []
     groups = len(ranks)
     width = blocks.shape[2]
-    for message_round in rounds:
-        messages, count = message_round.blocks.shape
+    for template in rounds:
+        messages, count = template.blocks.shape
         # A gather of 2 ranks and 2 slots on groups (0, 1) and (2, 3), each slot standing for 2
         # blocks: messages 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 2 carry blocks (0, 1), (2, 3), (0, 1), (2,
         # 3).
-        picked = np.where(
-            (message_round.blocks == NO_BLOCK)[None, :, :, None],
-            NO_BLOCK,
-            blocks[:, message_round.blocks],
-        )
-        rows = np.broadcast_to(picked, (groups, messages, count, width))
-        sources, targets = (
-            ranks[:, x].reshape(-1) for x in (message_round.sources, message_round.targets)
-        )
-        rows = rows.reshape(groups * messages, count * width)
-        group_rounds.append(Round(sources, targets, rows, np.tile(message_round.reduces, groups)))
+        is_padding = (template.blocks == NO_BLOCK)[None, :, :, None]
+        slot_blocks = np.where(is_padding, NO_BLOCK, blocks[:, template.blocks])
+        # a single row of `blocks` serves all groups
+        all_blocks = np.broadcast_to(slot_blocks, (groups, messages, count, width))
+        message_blocks = all_blocks.reshape(groups * messages, count * width)
+        sources = ranks[:, template.sources].reshape(-1)
+        targets = ranks[:, template.targets].reshape(-1)
+        reduces = np.tile(template.reduces, groups)
+        group_rounds.append(Round(sources, targets, message_blocks, reduces))
     return tuple(group_rounds)
 
 
@@ -360,9 +358,12 @@ def flat(op: str, name: str, p: int, root: int) -> tuple[int, Stages]:
     if name == "double-ring":
         gather_rounds = double_ring_gather(p)
         reduce_rounds = as_reduction(gather_rounds)
-        return 2 * p, {"all_gather": (gather_rounds,), "reduce_scatter": (reduce_rounds,)}.get(
-            op, (reduce_rounds + gather_rounds,)
-        )
+        stages = {
+            "all_gather": (gather_rounds,),
+            "reduce_scatter": (reduce_rounds,),
+            "all_reduce": (reduce_rounds + gather_rounds,),
+        }
+        return 2 * p, stages[op]
     if op == "all_gather":
         return p, (GATHERS[name](p),)
     if op == "reduce_scatter":
@@ -377,38 +378,43 @@ def flat(op: str, name: str, p: int, root: int) -> tuple[int, Stages]:
 def in_two(
     op: str, name: str, groups: Ints, root: int, inside: str, between: str
 ) -> tuple[int, Stages]:
-    """Return the number of blocks and the stages of an algorithm in two levels."""
+    """Return the number of blocks and the stages of an algorithm in two levels.
+
+    `groups` are the ranks of each server, `inside` and `between` the algorithms of the two levels.
+    """
     servers, server_ranks = groups.shape
+    rails = groups.T
     p = groups.size
     if op == "all_to_all":
         return p * p, (_exchange(groups),)
     if name == "pipeline":
         gather_rounds = _pipeline_gather(groups)
         reduce_rounds = as_reduction(gather_rounds)
-        return p, {
+        stages = {
             "all_reduce": (reduce_rounds, gather_rounds),
             "reduce_scatter": (reduce_rounds,),
             "all_gather": (gather_rounds,),
-        }[op]
+        }
+        return p, stages[op]
     if op == "all_reduce":  # scatter inside, add up along each rail, gather inside
         # Two servers of two ranks, ring on both levels: 4 blocks. Rank 0 adds up blocks 0 and 1
         # inside, exchanges them with rank 2 along rail 0, and gathers blocks 2 and 3 from rank 1.
-        slots, rail = all_reduce(between, servers)
+        slots, rail_rounds = all_reduce(between, servers)
         blocks = np.arange(server_ranks * slots).reshape(server_ranks, slots)
         return server_ranks * slots, (
             applied(reduce_scatter(inside, server_ranks), groups, blocks[None]),
-            applied(rail, groups.T, blocks[:, :, None]),
+            applied(rail_rounds, rails, blocks[:, :, None]),
             applied(GATHERS[inside](server_ranks), groups, blocks[None]),
         )
     if op == "all_gather":
         return p, (
-            applied(GATHERS[between](servers), groups.T, groups.T[:, :, None]),
-            applied(GATHERS[inside](server_ranks), groups, groups.T[None]),
+            applied(GATHERS[between](servers), rails, rails[:, :, None]),
+            applied(GATHERS[inside](server_ranks), groups, rails[None]),
         )
     if op == "reduce_scatter":
         return p, (
-            applied(reduce_scatter(inside, server_ranks), groups, groups.T[None]),
-            applied(reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
+            applied(reduce_scatter(inside, server_ranks), groups, rails[None]),
+            applied(reduce_scatter(between, servers), rails, rails[:, :, None]),
         )
     return _rooted(op, groups, root, inside, between)
 
@@ -420,34 +426,41 @@ def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tupl
     every server. If `inside` sends the tensor in one piece, it broadcasts along the root's rail,
     then inside every server. A reduction is the same backwards, and adds.
     """
-    server, place = (int(i[0]) for i in np.nonzero(groups == root))
-    ordered_groups: Ints = np.roll(
-        np.roll(groups, -server, axis=0), -place, axis=1
-    )  # the root is first
+    server, rail_number = (int(i[0]) for i in np.nonzero(groups == root))
+    # the root becomes the first rank of the first server
+    ordered_groups: Ints = np.roll(groups, (-server, -rail_number), axis=(0, 1))
     rooted = cast if op == "broadcast" else collect
     server_ranks = groups.shape[1]
     # Root 3, servers (0, 1), (2, 3), mesh inside and tree between: 3 sends block 1 to 2; along the
     # rails 3 sends block 0 to 1 and 2 sends block 1 to 0; then both servers gather.
-    outer, rail = rooted(between, len(groups))
-    slots, local = rooted(inside, server_ranks) if inside in TENSOR_CASTS else (server_ranks, ())
-    blocks = np.arange(slots * outer).reshape(slots, outer)
+    rail_slots, rail_rounds = rooted(between, len(groups))
     if inside in TENSOR_CASTS:
-        one_server = (
-            applied(rail, ordered_groups[:, 0][None], blocks[:, :, None]),
-            applied(local, ordered_groups, blocks[None]),
-        )
-        return outer, one_server if op == "broadcast" else one_server[::-1]
-    scatter, gather = (template(server_ranks) for template in SLOT_CASTS[inside])
-    along = applied(rail, ordered_groups.T, blocks[:, :, None])
+        _, server_rounds = rooted(inside, server_ranks)
+        blocks = np.arange(rail_slots)[None]
+        root_rail = ordered_groups[:, 0][None]
+        along_root_rail = applied(rail_rounds, root_rail, blocks[:, :, None])
+        in_servers = applied(server_rounds, ordered_groups, blocks[None])
+        if op == "broadcast":
+            return rail_slots, (along_root_rail, in_servers)
+        return rail_slots, (in_servers, along_root_rail)
+    blocks = np.arange(server_ranks * rail_slots).reshape(server_ranks, rail_slots)
+    scatter_of, gather_of = SLOT_CASTS[inside]
+    scatter = scatter_of(server_ranks)
+    gather = gather_of(server_ranks)
+    along_rails = applied(rail_rounds, ordered_groups.T, blocks[:, :, None])
     if op == "broadcast":
-        root_scatter = applied(scatter, ordered_groups[:1], blocks[None])
-        return slots * outer, (root_scatter, along, applied(gather, ordered_groups, blocks[None]))
-    root_gather = applied(reversed_rounds(scatter), ordered_groups[:1], blocks[None])
-    return slots * outer, (
-        applied(as_reduction(gather), ordered_groups, blocks[None]),
-        along,
-        root_gather,
-    )
+        stages = (
+            applied(scatter, ordered_groups[:1], blocks[None]),
+            along_rails,
+            applied(gather, ordered_groups, blocks[None]),
+        )
+    else:
+        stages = (
+            applied(as_reduction(gather), ordered_groups, blocks[None]),
+            along_rails,
+            applied(reversed_rounds(scatter), ordered_groups[:1], blocks[None]),
+        )
+    return server_ranks * rail_slots, stages
 
 
 def _exchange(groups: Ints) -> Rounds:

@@ -24,13 +24,14 @@ Floats = NDArray[np.float64]
 Fitted = tuple[float, float, float]
 """alpha, beta, sum of squared relative errors."""
 MAX_BANDS = 4
-MANY = 20
+"""Largest number of bands of a fit."""
+MAX_CUTS_AND_FOLDS = 20
 """Largest number of possible ends of bands, and of folds of a cross-validation."""
-CLEARLY = 2.0
+CLEAR_ERRORS = 2.0
 """Standard errors by which the gain from more bands must exceed 0."""
-FINE = 0.01
+NEGLIGIBLE_ERROR = 0.01
 """Relative error below which further improvement counts little."""
-SINGULAR = 1e-12
+MIN_DETERMINANT = 1e-12
 """Relative determinant below which latency and rate cannot be determined separately."""
 
 
@@ -116,13 +117,14 @@ def fit_collective(rows: Sequence[Measured]) -> CollectiveFit:
 
     At least two rows must differ in bytes / ranks: otherwise one equation has two unknowns.
     """
-    if not _tells_two(rows):
+    if not _determines_both(rows):
         needed = "rows of two or more sizes, or of one size on two or more counts of ranks"
         raise InputError(needed, f"{len(rows)} rows that are alike", "measure more sizes")
     return _fits(rows, _band_count(rows))[-1]
 
 
-def _tells_two(rows: Sequence[Measured]) -> bool:
+def _determines_both(rows: Sequence[Measured]) -> bool:
+    """Tell whether the rows determine latency and rate."""
     # t / (2 (p - 1)) = alpha + (n / p) beta: with only one n / p this is one equation for two
     # numbers.
     return len({row.size_bytes / row.ranks for row in rows}) > 1
@@ -148,11 +150,13 @@ def _band_count(rows: Sequence[Measured]) -> int:
             np.mean([predicted(fit, r).error for r in left_out])
             for fit in _fits(fitted_rows, max_bands)
         ]
-        logs[:, i] = np.log(np.pad(errors, (0, max_bands - len(errors)), mode="edge") + FINE)
+        logs[:, i] = np.log(
+            np.pad(errors, (0, max_bands - len(errors)), mode="edge") + NEGLIGIBLE_ERROR
+        )
     for count in range(max_bands - 1):
         gains = logs[count] - logs[count + 1 :]
         # More bands always fit the fitted rows better, so only a gain on the other rows counts.
-        slack = CLEARLY * np.std(gains, axis=1, ddof=1) / math.sqrt(len(folds))
+        slack = CLEAR_ERRORS * np.std(gains, axis=1, ddof=1) / math.sqrt(len(folds))
         if not (gains.mean(axis=1) > slack).any():
             return count + 1
     return max_bands
@@ -161,69 +165,73 @@ def _band_count(rows: Sequence[Measured]) -> int:
 def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list[Measured]]]:
     """Return the folds of a cross-validation as (rows to fit, rows left out).
 
-    Each fold leaves out one size (or number of ranks). If there are more than `MANY` values, each
-    of `MANY` folds leaves out every `MANY`-th value.
+    Each fold leaves out one size (or number of ranks). If there are more than `MAX_CUTS_AND_FOLDS`
+    values, each of `MAX_CUTS_AND_FOLDS` folds leaves out every `MAX_CUTS_AND_FOLDS`-th value.
     """
     values = sorted({getattr(row, by) for row in rows})
     # 5 sizes make 5 folds of one size; 50 sizes make 20 folds of two or three.
-    folds = [set(values[i::MANY]) for i in range(min(MANY, len(values)))]
-    return [
-        (
-            [row for row in rows if getattr(row, by) not in fold],
-            [row for row in rows if getattr(row, by) in fold],
-        )
-        for fold in folds
-    ]
+    fold_count = min(MAX_CUTS_AND_FOLDS, len(values))
+    folds = []
+    for i in range(fold_count):
+        left_out = set(values[i::MAX_CUTS_AND_FOLDS])
+        to_fit = [row for row in rows if getattr(row, by) not in left_out]
+        folds.append((to_fit, [row for row in rows if getattr(row, by) in left_out]))
+    return folds
 
 
-def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
-    """Return the best fits with 1, 2, ... up to `most` bands, each of at least two sizes."""
+def _fits(rows: Sequence[Measured], max_bands: int) -> list[CollectiveFit]:
+    """Return the best fits with 1, 2, ... up to `max_bands` bands, each of at least two sizes."""
     sizes = sorted({row.size_bytes for row in rows})
     sums = _Sums.of(rows, sizes)
     count = len(sizes)
     # A band of one size cannot tell latency from rate.
-    narrow = min(2, len(sizes))
+    min_sizes = min(2, len(sizes))
     # 50 sizes: bands may end at 21 places, 0, 2, 5, 8, 10, ..., 50, which leaves 210 pairs to fit.
-    edges = np.unique(np.linspace(0, count, min(count, MANY) + 1).round().astype(int)).tolist()
-    parts = {
-        (start, end): sums.fit(start, end)
-        for start in edges
-        for end in edges
-        if end >= start + narrow
-    }
+    edges = np.unique(
+        np.linspace(0, count, min(count, MAX_CUTS_AND_FOLDS) + 1).round().astype(int)
+    ).tolist()
+    fitted: dict[tuple[int, int], Fitted] = {}
+    for start in edges:
+        for end in edges:
+            if end >= start + min_sizes:
+                fitted[start, end] = sums.fit(start, end)
     # Dynamic programming: the least error of the sizes before `end`, by number of bands, and where
     # the bands start.
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     fits = []
-    for _ in range(max(1, min(most, count // 2))):
+    for _ in range(max(1, min(max_bands, count // 2))):
         options_by_end: dict[int, list[tuple[float, list[int]]]] = {}
-        for (start, end), (_, _, error) in parts.items():
+        for (start, end), (_, _, error) in fitted.items():
             if start in best:
                 options_by_end.setdefault(end, []).append(
                     (best[start][0] + error, [*best[start][1], start])
                 )
         best = {end: min(options) for end, options in options_by_end.items()}
-        fits.append(_with_bands(sizes, [*best[count][1], count], parts))
+        fits.append(_with_bands(sizes, [*best[count][1], count], fitted))
     return fits
 
 
 def _with_bands(
-    sizes: Sequence[float], cuts: Sequence[int], parts: dict[tuple[int, int], Fitted]
+    sizes: Sequence[float], cuts: Sequence[int], fitted: Mapping[tuple[int, int], Fitted]
 ) -> CollectiveFit:
+    """Return the fit whose bands are the sizes between neighbouring cuts."""
     # Bands meet half way on a logarithmic scale: between 1 KiB and 4 KiB at 2 KiB.
-    middle = (math.sqrt(sizes[cut - 1] * sizes[cut]) for cut in cuts[1:-1])
-    edges = pairwise([sizes[0], *middle, sizes[-1]])
-    fitted = (parts[interval] for interval in pairwise(cuts))
-    return CollectiveFit(
-        tuple(Band(low, high, *fit[:2]) for (low, high), fit in zip(edges, fitted, strict=True))
-    )
+    borders = [math.sqrt(sizes[cut - 1] * sizes[cut]) for cut in cuts[1:-1]]
+    edges = pairwise([sizes[0], *borders, sizes[-1]])
+    bands = []
+    for (low, high), interval in zip(edges, pairwise(cuts), strict=True):
+        alpha_s, beta_s_per_byte, _ = fitted[interval]
+        bands.append(Band(low, high, alpha_s, beta_s_per_byte))
+    return CollectiveFit(tuple(bands))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sums:
-    """Prefix sums over the sizes of x = (factor of alpha, factor of beta) / measured time.
+    """Prefix sums over the sizes, from which the fit of any range of sizes follows.
 
-    `products` (sizes + 1, 3) of x0 x0, x0 x1, x1 x1; `terms` (sizes + 1, 2) of x; `counts` of rows.
+    Each row has x = (factor of alpha, factor of beta) / measured time. `products`, of shape
+    (sizes + 1, 3), are the sums of x0 x0, x0 x1 and x1 x1. `terms`, (sizes + 1, 2), are the sums of
+    x, and `counts`, (sizes + 1,), the numbers of rows.
     """
 
     products: Floats
@@ -232,11 +240,12 @@ class _Sums:
 
     @staticmethod
     def of(rows: Sequence[Measured], sizes: Sequence[float]) -> "_Sums":
-        place = np.searchsorted(sizes, [row.size_bytes for row in rows])
+        """Return the sums for these rows, whose different sizes are `sizes` in rising order."""
+        size_number = np.searchsorted(sizes, [row.size_bytes for row in rows])
         x = np.array([_law(r.size_bytes, r.ranks) for r in rows]) / [[r.time_s] for r in rows]
         products = np.stack([x[:, 0] ** 2, x[:, 0] * x[:, 1], x[:, 1] ** 2], axis=1)
         sums = np.zeros((len(sizes) + 1, 6))
-        np.add.at(sums, place + 1, np.hstack([products, x, np.ones((len(rows), 1))]))
+        np.add.at(sums, size_number + 1, np.hstack([products, x, np.ones((len(rows), 1))]))
         sums = sums.cumsum(axis=0)
         return _Sums(sums[:, :3], sums[:, 3:5], sums[:, 5])
 
@@ -250,7 +259,7 @@ class _Sums:
         determinant = aa * bb - ab * ab
         # If the free optimum has a negative number, the best allowed one has alpha or beta = 0.
         candidates = [(a / aa, 0.0), (0.0, b / bb)]
-        if determinant > SINGULAR * aa * bb:
+        if determinant > MIN_DETERMINANT * aa * bb:
             candidates.append(((a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant))
         errors = [
             (rows - 2 * (x * a + y * b) + x * x * aa + 2 * x * y * ab + y * y * bb, x, y)
@@ -270,7 +279,7 @@ def held_out(rows: Sequence[Measured], by: str = "size_bytes") -> list[HeldOut]:
     """
     judged = []
     for fitted_rows, left_out in _folds(rows, by):
-        if not _tells_two(fitted_rows):
+        if not _determines_both(fitted_rows):
             return []
         fit = fit_collective(fitted_rows)
         judged += [predicted(fit, row) for row in left_out]
@@ -289,12 +298,12 @@ def mape(judged: Iterable[HeldOut]) -> float | None:
 
 
 # -- tables: a CSV file with bytes, ranks, time_s, or DeepBench's columns --------------------------
-OWN = ("bytes", "ranks", "time_s")
-DEEPBENCH = ("num_floats", "num_procs", "mean_time_ms")
+COLUMNS = ("bytes", "ranks", "time_s")
+DEEPBENCH_COLUMNS = ("num_floats", "num_procs", "mean_time_ms")
 FLOAT_BYTES = 4
 MAX_ROWS = 2000
 """Largest number of rows: cross-validation needs many fits and would take minutes with more."""
-LARGEST = 1e18
+LARGEST_NUMBER = 1e18
 """Largest credible number in a table: a larger one is a mistake, for example in the unit."""
 
 
@@ -311,10 +320,12 @@ def read_table(
     lines = csv_of(read_file(name, "a CSV file", TABLE_BYTES), name)
     lines = [(n, line) for n, line in lines if not line[0].startswith("#")]
     columns = [column.lower() for column in lines[0][1]] if lines else []
-    names = next((kind for kind in (OWN, DEEPBENCH) if set(kind) <= set(columns)), None)
+    names = next((kind for kind in (COLUMNS, DEEPBENCH_COLUMNS) if set(kind) <= set(columns)), None)
     if names is None:
         got = ", ".join(columns)[:80] or "nothing"
-        raise InputError(f"{name}: columns {', '.join(OWN)}", got, "name them in the first line")
+        raise InputError(
+            f"{name}: columns {', '.join(COLUMNS)}", got, "name them in the first line"
+        )
     rows = [(number, dict(zip(columns, line, strict=False))) for number, line in lines[1:]]
     _one_device(name, rows, device)
     measured = [
@@ -343,13 +354,14 @@ def _one_device(name: str, rows: list[tuple[int, dict[str, str]]], device: str |
 
 
 def _measured(where: str, row: Mapping[str, str], names: tuple[str, str, str]) -> Measured:
+    """Return the measurement in a row of a table; raise `InputError` for wrong numbers."""
     values = [_number(where, column, row.get(column)) for column in names]
     if values[1] != int(values[1]):
         raise InputError(f"{where}: a whole count of ranks", row[names[1]], "correct it")
     size = values[0]
     ranks = int(values[1])
     time = values[2]
-    if names is DEEPBENCH:
+    if names is DEEPBENCH_COLUMNS:
         size = size * FLOAT_BYTES
         time = time / 1e3
     try:
@@ -360,6 +372,6 @@ def _measured(where: str, row: Mapping[str, str], names: tuple[str, str, str]) -
 
 def _number(where: str, column: str, text: str | None) -> float:
     value = number_of(text or "")
-    if value is None or abs(value) > LARGEST:
+    if value is None or abs(value) > LARGEST_NUMBER:
         raise InputError(f"{where}: {column} as a number", shown(text), "correct it")
     return value

@@ -33,7 +33,7 @@ from ascend_lab.machine.chip import Chip, load_chip, model
 SERVER_DEVICES = 8
 HALF_DEVICES = 4
 """NPUs of one HCCS full mesh in a 910 server."""
-TEACHING = 5e-6, 1e-10
+SIMPLE_ALPHA_BETA = 5e-6, 1e-10
 """alpha and beta of the simple shapes, in round numbers: 5 us and 10 GB/s."""
 ETHERNET_BETA_S_PER_BYTE = 8 / 25e9
 ETHERNET_ALPHA_S = 30e-6
@@ -147,7 +147,7 @@ def _achieved(topology: Topology, direct: str, by_switch: str) -> Topology:
     return replace(topology, links=tuple(links), call_s=call_s, round_s=round_s)
 
 
-def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Topology:
+def _servers_of_eight(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Topology:
     """Return servers of eight NPUs (the last may be smaller), with their links, and switches.
 
     NPUs with three HCCS links (910A) form two meshes, connected over their hosts; NPUs with seven
@@ -181,24 +181,29 @@ def _gamma(chip: Chip) -> float:
 
 def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
     """Return servers whose NPU d is linked to switch d mod `rails`; a spine links the switches."""
-    used = min(rails, count)
-    names = [f"rail{r}" for r in range(used)] + (["spine"] if used > 1 else [])
-    inside = _room(f"{name}:{count}", count, chip, names)
+    rail_count = min(rails, count)
+    names = [f"rail{r}" for r in range(rail_count)] + (["spine"] if rail_count > 1 else [])
+    inside = _servers_of_eight(f"{name}:{count}", count, chip, names)
     port = chip.links["roce"]
     # 910a-roce:16: devices 0 .. 15, hosts 16 .. 19, rail switches 20 .. 23, spine 24.
-    first_port = count + len(inside.switches) - len(names)
-    links = [
-        x for d in range(count) for x in _cable(d, first_port + d % rails, port, 2, port.count)
-    ]
-    for r in range(used if used > 1 else 0):
-        # 910a-roce:16 has 4 rails of 4 NPUs: 4 * 12.5 = 50 GB/s from each rail switch to the spine.
-        ports = len(range(r, count, rails)) * port.count
-        links += _cable(first_port + r, first_port + used, port, 2, ports)
+    first_switch = count + len(inside.switches) - len(names)
+    spine = first_switch + rail_count
+    links: list[Link] = []
+    for device in range(count):
+        links += _cable(device, first_switch + device % rails, port, 2, port.count)
+    if rail_count > 1:
+        for rail in range(rail_count):
+            # 910a-roce:16 has 4 rails of 4 NPUs: 4 * 12.5 = 50 GB/s from each rail switch to the
+            # spine.
+            ports = len(range(rail, count, rails)) * port.count
+            links += _cable(first_switch + rail, spine, port, 2, ports)
     return replace(inside, links=(*inside.links, *links))
 
 
 def _server_910b(count: int) -> Topology:
-    return _achieved(_room("910b-server", count, load_chip("Ascend910B2")), "hccs", "hccs")
+    return _achieved(
+        _servers_of_eight("910b-server", count, load_chip("Ascend910B2")), "hccs", "hccs"
+    )
 
 
 def _roce_910b(count: int) -> Topology:
@@ -232,8 +237,11 @@ def _pod(count: int) -> Topology:
     links: list[Link] = []
     for i, dies in enumerate(servers):
         switch = count + i
-        links += [x for a in dies[:-1:2] for x in _cable(a, a + 1, sio)]
-        links += [x for die in dies for x in _cable(die, switch, port, 2, port.count)]
+        # the dies of a package: 0 and 1, 2 and 3, ...
+        for die in dies[:-1:2]:
+            links += _cable(die, die + 1, sio)
+        for die in dies:
+            links += _cable(die, switch, port, 2, port.count)
         if len(servers) > 1:
             # No oversubscription: 16 dies of 119 GB/s below the switch, 1904 GB/s above it.
             links += _cable(switch, count + len(servers), up, 1, port.count * len(dies))
@@ -247,16 +255,19 @@ def _pod(count: int) -> Topology:
 
 def _ethernet(count: int) -> Topology:
     """Return 910 servers around one switch, each linked by one network card at its first host."""
-    room = _room(f"ethernet-25g:{count}", count, load_chip("Ascend910A"), ["ethernet"])
-    switch = count + len(room.switches) - 1
-    cards = range(len(room.groups))
+    topology = _servers_of_eight(
+        f"ethernet-25g:{count}", count, load_chip("Ascend910A"), ["ethernet"]
+    )
+    switch = count + len(topology.switches) - 1
+    cards = range(len(topology.groups))
     half = ETHERNET_ALPHA_S / 2
     beta = ETHERNET_BETA_S_PER_BYTE
     # Each server has two hosts, count + 2 i and count + 2 i + 1; the card is on the first.
     links = [x for i in cards for x in both_ways(count + 2 * i, switch, half, beta)]
-    return replace(room, links=(*room.links, *links))
+    return replace(topology, links=(*topology.links, *links))
 
 
+# -- the named topologies -------------------------------------------------------------------------
 CHIP_910A = "chip file Ascend910A"
 CHIP_910B = "chip file Ascend910B2"
 ACHIEVED = "point to point 119 of 196 GB/s by HCCS, 22 of 25 by RoCE; a call 10 us, a round 5.85"
@@ -265,7 +276,7 @@ _ALL = (
     Preset(
         "910a-server",
         0,
-        lambda n: _room("910a-server", n, load_chip("Ascend910A")),
+        lambda n: _servers_of_eight("910a-server", n, load_chip("Ascend910A")),
         "8 Ascend 910: two HCCS full meshes of 4, joined over PCIe and two hosts",
         f"{CHIP_910A} (HCCS 30 GB/s each way, the hosts joined as fast as PCIe: both assumed)",
     ),
@@ -304,10 +315,22 @@ _ALL = (
         "910a-servers; each server's 8 NPUs share one 25 Gbit/s Ethernet card on the first host",
         f"{CHIP_910A}; 30 us from host to host, from MG-WFBP's fit on 16 servers (2019)",
     ),
-    Preset("star", 1024, lambda n: star(n, *TEACHING), "N devices around one switch", ROUND),
-    Preset("mesh", 256, lambda n: full_mesh(n, *TEACHING), "N devices, each linked to each", ROUND),
     Preset(
-        "ring", 1024, lambda n: ring(n, *TEACHING), "N devices in a circle, linked both ways", ROUND
+        "star", 1024, lambda n: star(n, *SIMPLE_ALPHA_BETA), "N devices around one switch", ROUND
+    ),
+    Preset(
+        "mesh",
+        256,
+        lambda n: full_mesh(n, *SIMPLE_ALPHA_BETA),
+        "N devices, each linked to each",
+        ROUND,
+    ),
+    Preset(
+        "ring",
+        1024,
+        lambda n: ring(n, *SIMPLE_ALPHA_BETA),
+        "N devices in a circle, linked both ways",
+        ROUND,
     ),
 )
 TOPOLOGIES: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
@@ -320,7 +343,7 @@ KEYS = ("name", "devices", "switches", "servers", *TIMES, "links")
 LINK_KEYS = ("from", "to", "alpha_us", "alpha_s", "gbytes_per_s", "beta_s_per_byte", "one_way")
 DEVICE_LIMIT = 1024
 """Largest number of devices, and of switches: routes are stored for every pair."""
-LARGEST = 1e15
+LARGEST_NUMBER = 1e15
 """Largest credible number in a file: a larger one is a mistake in the unit."""
 
 
@@ -332,7 +355,7 @@ def read_topology(file: str) -> Topology:
     between them.
     """
     data = toml_of(file, "a readable topology file", ClusterError)
-    _known(file, data, KEYS)
+    _check_keys(file, data, KEYS)
     devices = _devices(file, data.get("devices"))
     switches = _names(f"{file}: switches", data.get("switches", []))
     refuse_above(f"{file}: switches", len(switches), DEVICE_LIMIT, "use fewer", ClusterError)
@@ -350,32 +373,34 @@ def read_topology(file: str) -> Topology:
     for i, entry in enumerate(entries):
         links += _links(f"{file}: links[{i}]", entry, nodes)
         refuse_above(f"{file}: links", len(links), LINKS, "join nodes by switches", ClusterError)
-    times = {key: checked(f"{file}: {key}", data.get(key, 0.0), LARGEST) for key in TIMES}
+    times = {key: checked(f"{file}: {key}", data.get(key, 0.0), LARGEST_NUMBER) for key in TIMES}
     groups = _servers(file, data.get("servers"), nodes, len(devices))
     topology = Topology(title, devices, switches, tuple(links), groups, **times)
     _check_reach(file, topology)
     return topology
 
 
-def _devices(file: str, given: Any) -> tuple[str, ...]:
+def _devices(file: str, value: Any) -> tuple[str, ...]:
+    """Return the names of the devices, which the file lists or counts."""
     where = f"{file}: devices, names or a count from 1 to {DEVICE_LIMIT}"
-    if isinstance(given, int) and not isinstance(given, bool):
-        if not 1 <= given <= DEVICE_LIMIT:
-            raise ClusterError(where, shown(given), "devices = 8 makes npu0 to npu7")
-        return tuple(f"npu{i}" for i in range(given))
-    names = _names(where, given)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= DEVICE_LIMIT:
+            raise ClusterError(where, shown(value), "devices = 8 makes npu0 to npu7")
+        return tuple(f"npu{i}" for i in range(value))
+    names = _names(where, value)
     if not 1 <= len(names) <= DEVICE_LIMIT:
         raise ClusterError(where, f"{len(names)} names", "name the devices")
     return names
 
 
-def _names(where: str, given: Any) -> tuple[str, ...]:
-    if not isinstance(given, list) or not all(isinstance(n, str) and n for n in given):
-        raise ClusterError(f"{where}: a list of names", shown(given), 'write ["a", "b"]')
-    return tuple(given)
+def _names(where: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(n, str) and n for n in value):
+        raise ClusterError(f"{where}: a list of names", shown(value), 'write ["a", "b"]')
+    return tuple(value)
 
 
-def _known(where: str, entry: Any, keys: Sequence[str]) -> None:
+def _check_keys(where: str, entry: Any, keys: Sequence[str]) -> None:
+    """Raise `ClusterError` for an entry that is no table or has an unknown key."""
     if not isinstance(entry, dict):
         raise ClusterError(f"{where}: a table", shown(entry), "correct it")
     for key in entry:
@@ -385,7 +410,7 @@ def _known(where: str, entry: Any, keys: Sequence[str]) -> None:
 
 def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     """Return the links of one entry: each node in `from` is linked to each node in `to`."""
-    _known(where, entry, LINK_KEYS)
+    _check_keys(where, entry, LINK_KEYS)
     key, alpha_s = _one_of(where, entry, "alpha_us", "alpha_s")
     alpha_s *= 1e-6 if key == "alpha_us" else 1.0
     key, beta = _one_of(where, entry, "gbytes_per_s", "beta_s_per_byte")
@@ -417,6 +442,7 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
 
 
 def _ends(where: str, entry: dict[str, Any], key: str, nodes: dict[str, int]) -> list[int]:
+    """Return the nodes at one end of an entry's links, given as a name or a list of names."""
     value = entry.get(key)
     names = _names(f"{where}: {key}", [value] if isinstance(value, str) else value)
     for name in names:
@@ -432,18 +458,19 @@ def _one_of(where: str, entry: dict[str, Any], *pair: str) -> tuple[str, float]:
     if len(present) != 1:
         got = " and ".join(present) or "neither"
         raise ClusterError(f"{where}: one of {pair[0]} and {pair[1]}", got, "give one")
-    return present[0], checked(f"{where}: {present[0]}", entry[present[0]], LARGEST)
+    return present[0], checked(f"{where}: {present[0]}", entry[present[0]], LARGEST_NUMBER)
 
 
 def _servers(
-    file: str, given: Any, nodes: dict[str, int], devices: int
+    file: str, value: Any, nodes: dict[str, int], devices: int
 ) -> tuple[tuple[int, ...], ...]:
-    if given is None:
+    """Return the devices of each server; raise `ClusterError` unless each device is in one."""
+    if value is None:
         return ()
-    if not isinstance(given, list):
-        raise ClusterError(f"{file}: servers as lists of names", shown(given), "correct it")
+    if not isinstance(value, list):
+        raise ClusterError(f"{file}: servers as lists of names", shown(value), "correct it")
     groups = []
-    for i, names in enumerate(given):
+    for i, names in enumerate(value):
         where = f"{file}: servers[{i}]"
         members = [nodes.get(name, devices) for name in _names(where, names)]
         if not members or max(members) >= devices:
@@ -451,34 +478,34 @@ def _servers(
         groups.append(tuple(members))
     if sorted(d for group in groups for d in group) != list(range(devices)):
         needed = f"{file}: servers, every device in exactly one"
-        raise ClusterError(needed, shown(given), "list each device once")
+        raise ClusterError(needed, shown(value), "list each device once")
     return tuple(groups)
 
 
 def _check_reach(file: str, topology: Topology) -> None:
     """Raise `ClusterError` if a device cannot be reached from device 0 or cannot reach it."""
-    onward = defaultdict[int, set[int]](set)
-    back = defaultdict[int, set[int]](set)
+    targets_of = defaultdict[int, set[int]](set)
+    sources_of = defaultdict[int, set[int]](set)
     for link in topology.links:
-        onward[link.source].add(link.target)
-        back[link.target].add(link.source)
+        targets_of[link.source].add(link.target)
+        sources_of[link.target].add(link.source)
     # Two searches from device 0, along the links and against them: if it reaches all, and all reach
     # it, then every device reaches every other through device 0.
-    for edges, verb, opposite in ((onward, "to", "from"), (back, "from", "to")):
-        seen = {0}
-        todo = [0]
-        while todo:
-            reached = edges[todo.pop()] - seen
-            seen |= reached
-            todo += reached
-        lost = [topology.devices[d] for d in range(topology.size) if d not in seen]
-        if lost:
+    for edges, verb, opposite in ((targets_of, "to", "from"), (sources_of, "from", "to")):
+        reached = {0}
+        stack = [0]
+        while stack:
+            new_nodes = edges[stack.pop()] - reached
+            reached |= new_nodes
+            stack += new_nodes
+        unreached = [topology.devices[d] for d in range(topology.size) if d not in reached]
+        if unreached:
             needed = f"{file}: a way {verb} every device {opposite} {topology.devices[0]}"
-            raise ClusterError(needed, f"none {verb} {', '.join(lost[:5])}", "add links")
+            raise ClusterError(needed, f"none {verb} {', '.join(unreached[:5])}", "add links")
 
 
 # -- as text and as plain data --------------------------------------------------------------------
-SHOWN = 12
+MAX_PRINTED_TYPES = 12
 """Largest number of link types in the text form; the data form has every link."""
 Kind = tuple[str, float, float]
 """A type of link: the nodes that it connects, latency in seconds, bytes per second."""
@@ -539,10 +566,12 @@ def topology_text(topology: Topology) -> list[str]:
         round_us = topology.round_s * 1e6
         lines.append(f"  before a call {call_us:.3g} us, before each round {round_us:.3g} us")
     lines.append("  links, each a direction:")
-    for (ends, alpha_s, rate), count in kinds[:SHOWN]:
+    for (ends, alpha_s, rate), count in kinds[:MAX_PRINTED_TYPES]:
         lines.append(f"    {count:6} {ends:<18} {alpha_s * 1e6:7.3f} us  {rate_text(rate)}")
-    if len(kinds) > SHOWN:
-        lines.append(f"    and {len(kinds) - SHOWN} kinds more (the JSON has all links)")
+    if len(kinds) > MAX_PRINTED_TYPES:
+        lines.append(
+            f"    and {len(kinds) - MAX_PRINTED_TYPES} kinds more (the JSON has all links)"
+        )
     return lines
 
 

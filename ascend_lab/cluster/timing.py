@@ -118,11 +118,11 @@ class Uses:
         flat = np.array([r for path in paths for r in path], np.intp)
         return Uses(np.repeat(np.arange(len(paths)), lengths), flat, len(paths))
 
-    def only(self, kept: Mask) -> "Uses":
-        """Return the uses of the flows in `kept` only, numbered anew in order."""
-        number = np.cumsum(kept) - 1
-        keep = kept[self.flow]
-        return Uses(number[self.flow[keep]], self.resource[keep], int(kept.sum()))
+    def only(self, selected: Mask) -> "Uses":
+        """Return the uses of the `selected` flows only, numbered anew in order."""
+        new_number = np.cumsum(selected) - 1
+        rows = selected[self.flow]
+        return Uses(new_number[self.flow[rows]], self.resource[rows], int(selected.sum()))
 
     def components(self) -> Ints:
         """Return for every flow the lowest number of a flow in its connected component.
@@ -232,7 +232,7 @@ class Pattern:
         return finish_times(np.zeros(len(self.starts_s)), self.counts, self.uses, self.rates)
 
     @cached_property
-    def bent(self) -> tuple[Ints, Uses]:
+    def nonlinear(self) -> tuple[Ints, Uses]:
         """The messages whose time is not linear in the size, and their links.
 
         They share links, directly or through other messages, with messages that start at another
@@ -243,19 +243,19 @@ class Pattern:
         last_start = np.full(self.uses.count, -np.inf)
         np.minimum.at(first_start, label, self.starts_s)
         np.maximum.at(last_start, label, self.starts_s)
-        bent = (last_start > first_start)[label]
-        return np.flatnonzero(bent), self.uses.only(bent)
+        nonlinear = (last_start > first_start)[label]
+        return np.flatnonzero(nonlinear), self.uses.only(nonlinear)
 
     def ends_s(self, block_bytes: float) -> Floats:
         """Return the arrival time of each message, in seconds from the start of the round."""
         ends: Floats = self.starts_s + self.slopes_s * block_bytes
-        bent, uses = self.bent
+        nonlinear, uses = self.nonlinear
         # The time is linear in the size if all flows that share links start together. The others
         # are simulated for this size: which of them overlap depends on how long each takes.
-        if len(bent):
-            starts = self.starts_s[bent]
-            sizes = self.counts[bent] * block_bytes
-            ends[bent] = finish_times(starts, sizes, uses, self.rates)
+        if len(nonlinear):
+            starts = self.starts_s[nonlinear]
+            sizes = self.counts[nonlinear] * block_bytes
+            ends[nonlinear] = finish_times(starts, sizes, uses, self.rates)
         return ends
 
     def floor(self, topology: Topology) -> tuple[float, float, float]:
@@ -350,14 +350,14 @@ def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
     """Return the schedule prepared for timing; raise `ClusterError` if it is too large for it."""
     pattern_numbers: dict[tuple[bytes, ...], int] = {}
     patterns: list[Pattern] = []
-    which = np.zeros(len(schedule.rounds), np.int64)
+    pattern_of_round = np.zeros(len(schedule.rounds), np.int64)
     uses = 0
     for number, step in enumerate(schedule.rounds):
         # A ring all-reduce of 4 ranks has 6 rounds but two patterns: 3 rounds that add, 3 that do
         # not.
         key = tuple(a.tobytes() for a in (step.sources, step.targets, step.counts, step.reduces))
-        which[number] = pattern_numbers.setdefault(key, len(patterns))
-        if which[number] == len(patterns):
+        pattern_of_round[number] = pattern_numbers.setdefault(key, len(patterns))
+        if pattern_of_round[number] == len(patterns):
             if len(step.sources) > MAX_MESSAGES or uses > MAX_USES:
                 needed = f"{MAX_MESSAGES} messages a round and {MAX_USES} hops in all at most"
                 got = f"{len(step.sources)} and {uses}"
@@ -366,11 +366,16 @@ def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
                 )
             patterns.append(pattern_of(step, topology, places))
             uses += len(patterns[-1].uses.flow)
-    floors = np.array([(*pattern.floor(topology), pattern.added) for pattern in patterns]).reshape(
-        -1, 4
-    )
+    rows = [(*pattern.floor(topology), pattern.added) for pattern in patterns]
+    floors = np.array(rows).reshape(-1, 4)
     return Prepared(
-        schedule.algorithm, topology, places, tuple(patterns), which, schedule.parts, floors[which]
+        algorithm=schedule.algorithm,
+        topology=topology,
+        places=places,
+        patterns=tuple(patterns),
+        rounds=pattern_of_round,
+        parts=schedule.parts,
+        floors=floors[pattern_of_round],
     )
 
 
@@ -409,10 +414,10 @@ def _bounds(op: str, topology: Topology, places: Places, root: int) -> tuple[flo
     for parts in ([(device,) for device in places], servers):
         if len(parts) > 1:
             ranks_held = np.array([len(used.intersection(devices)) for devices in parts])
-            home = np.array([places[root] in devices for devices in parts], float)
+            has_root = np.array([places[root] in devices for devices in parts], float)
             out, into = _cuts(topology, parts)
             bounds.append(
-                _parts_s_per_byte(op, ranks_held / len(places), len(places), home, out, into)
+                _parts_s_per_byte(op, ranks_held / len(places), len(places), has_root, out, into)
             )
     ports = max(len(topology.leaving[device]) for device in places)
     if not ports:
@@ -424,11 +429,11 @@ def _bounds(op: str, topology: Topology, places: Places, root: int) -> tuple[flo
 
 
 def _parts_s_per_byte(
-    op: str, share: Floats, ranks: int, home: Floats, out: Floats, into: Floats
+    op: str, share: Floats, ranks: int, has_root: Floats, out: Floats, into: Floats
 ) -> float:
     """Return seconds per byte if each part of the devices has this `share` of the ranks.
 
-    `home` is 1 for the part that holds the root, else 0; `out`, `into` are the parts' rates.
+    `has_root` is 1 for the part that holds the root, else 0; `out`, `into` are the parts' rates.
     """
     full_tensor = np.ones(len(share))
     # 2 of 8 ranks on a server each send 6/8 of their tensor out of it: 8 * 1/4 * 3/4 = 1.5.
@@ -437,8 +442,8 @@ def _parts_s_per_byte(
         "reduce_scatter": (1 - share, share),
         "all_gather": (share, 1 - share),
         "all_to_all": (crossing, crossing),
-        "broadcast": (home, 1.0 - home),
-        "reduce": (1.0 - home, home),
+        "broadcast": (has_root, 1.0 - has_root),
+        "reduce": (1.0 - has_root, has_root),
     }.get(op, (full_tensor, full_tensor))
     pairs = [(sends, out), (receives, into)]
     if op == "all_reduce":

@@ -32,6 +32,7 @@ Tree = dict[int, tuple[float, int]]
 LONGEST_S = 1e9
 """Largest credible latency or time per byte: a larger one is a mistake in the unit."""
 ROUTE_BYTES = 2**20
+"""Size of the message whose quickest path is the route of all messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Topology:
         object.__setattr__(self, "groups", tuple(map(tuple, groups)))
 
     def _check(self, link: Link) -> None:
+        """Raise `ClusterError` for a link to an unknown node or with wrong times."""
         nodes = self.size + len(self.switches)
         where = f"{self.name}: link {link.source} -> {link.target}"
         if not (0 <= link.source < nodes and 0 <= link.target < nodes):
@@ -135,8 +137,10 @@ class Topology:
         numbered = enumerate(self.links)
         # Sorted by (beta, alpha), `setdefault` keeps the first and therefore the quickest link of a
         # pair.
-        for i, x in sorted(numbered, key=lambda one: (one[1].beta_s_per_byte, one[1].alpha_s)):
-            link_numbers.setdefault((x.source, x.target), i)
+        for i, link in sorted(
+            numbered, key=lambda pair: (pair[1].beta_s_per_byte, pair[1].alpha_s)
+        ):
+            link_numbers.setdefault((link.source, link.target), i)
         return link_numbers
 
     @cached_property
@@ -149,8 +153,8 @@ class Topology:
 
     def without(self, *dead: tuple[int, int]) -> "Topology":
         """Return the topology without the links between the node pairs `dead`, (source, target)."""
-        gone = set(dead)
-        remaining = tuple(link for link in self.links if (link.source, link.target) not in gone)
+        pairs = set(dead)
+        remaining = tuple(link for link in self.links if (link.source, link.target) not in pairs)
         if len(remaining) == len(self.links):
             raise ClusterError(f"{self.name}: a link to cut", str(dead), "name (source, target)")
         return replace(self, links=remaining)
@@ -181,8 +185,8 @@ class Topology:
 
 def checked(what: str, value: Any, most: float = LONGEST_S) -> float:
     """Return a number from 0 to `most`; `ClusterError` for anything else."""
-    fine = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (fine and 0 <= value < math.inf):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 <= value < math.inf):
         raise ClusterError(f"{what} as a number of at least 0", shown(value), "correct it")
     if value > most:
         raise ClusterError(f"{what} of at most {most:g}", shown(value), "correct it")
@@ -218,7 +222,12 @@ def ring(
     """Return `count` devices in a circle, each linked to the next in both directions."""
     costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
     # Two devices need one cable, not 0-1 and 1-0; one device needs none.
-    return _joined("ring", count, costs, lambda n: ((a, (a + 1) % n) for a in range(n - (n <= 2))))
+
+    def pairs(n: int) -> Iterable[tuple[int, int]]:
+        cables = n if n > 2 else n - 1
+        return ((a, (a + 1) % n) for a in range(cables))
+
+    return _joined("ring", count, costs, pairs)
 
 
 def _joined(
@@ -242,13 +251,15 @@ class _Router:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
+        # caches: routes by (source, target); trees by (start, whether devices may forward)
         self.routes: dict[tuple[int, int], Path] = {}
         self.trees: dict[tuple[int, bool], Tree] = {}
         self.costs = [x.alpha_s + ROUTE_BYTES * x.beta_s_per_byte for x in topology.links]
-        self.into: list[dict[int, int]] = [{} for _ in range(topology.size)]
+        # for each device, the link from each switch that leads to it
+        self.links_from_switches: list[dict[int, int]] = [{} for _ in range(topology.size)]
         for (start, end), i in topology.between.items():
             if start >= topology.size > end:
-                self.into[end][start] = i
+                self.links_from_switches[end][start] = i
 
     def route(self, source: int, target: int) -> Path:
         key = (source, target)
@@ -257,6 +268,7 @@ class _Router:
         return self.routes[key]
 
     def _find(self, source: int, target: int) -> Path:
+        """Return the route from one device to another; raise `ClusterError` if there is none."""
         topology = self.topology
         # A cable between the two devices is taken even if a way through a switch were quicker.
         if (direct := topology.between.get((source, target))) is not None:
@@ -264,7 +276,7 @@ class _Router:
         if paths := self._through_switches(source, target):
             return min(paths)[1]
         # No cable and no switch in common: other devices forward the message, as on a ring.
-        tree = self._tree(source, anything=True)
+        tree = self._tree(source, over_devices=True)
         if target not in tree:
             names = f"{topology.label(source)} to {topology.label(target)}"
             raise ClusterError(f"{topology.name}: a way from {names}", "none", "add a link")
@@ -284,34 +296,34 @@ class _Router:
         for first_link in self.topology.leaving[source]:
             switch = self.topology.links[first_link].target
             if switch >= self.topology.size:
-                tree = self._tree(switch, anything=False)
-                for node, last_link in self.into[target].items():
+                tree = self._tree(switch, over_devices=False)
+                for node, last_link in self.links_from_switches[target].items():
                     if node in tree:
                         total = self.costs[first_link] + tree[node][0] + self.costs[last_link]
                         paths.append((total, (first_link, *self._walked(tree, node), last_link)))
         return paths
 
-    def _tree(self, start: int, *, anything: bool) -> Tree:
+    def _tree(self, start: int, *, over_devices: bool) -> Tree:
         """Return the quickest paths from a node, over all nodes or switches only (Dijkstra)."""
-        key = (start, anything)
+        key = (start, over_devices)
         if key in self.trees:
             return self.trees[key]
         topology = self.topology
-        done = Tree()
+        tree = Tree()
         queue = [(0.0, start, -1, -1)]  # cost, node, first and last link
         while queue:
             cost, node, first_link, last_link = heapq.heappop(queue)
-            if node in done:
+            if node in tree:
                 continue
-            done[node] = (cost, last_link)
+            tree[node] = (cost, last_link)
             for i in topology.leaving[node]:
                 target = topology.links[i].target
                 # Devices do not forward messages if a path through switches alone exists.
-                if target not in done and (anything or target >= topology.size):
+                if target not in tree and (over_devices or target >= topology.size):
                     begin = i if first_link < 0 else first_link
                     heapq.heappush(queue, (cost + self.costs[i], target, begin, i))
-        self.trees[key] = done
-        return done
+        self.trees[key] = tree
+        return tree
 
 
 # -- the greatest rate between two sets of nodes (Edmonds and Karp 1972) ---------------------------
@@ -345,19 +357,19 @@ def max_flow(topology: Topology, sources: Iterable[int], targets: Iterable[int])
     return total
 
 
-def _shortest(left: dict[int, dict[int, float]]) -> list[tuple[int, int]]:
+def _shortest(residual: dict[int, dict[int, float]]) -> list[tuple[int, int]]:
     """Return the edges of a shortest path with free capacity, from sink to source; [] if none."""
-    came: dict[int, int] = {}
+    previous: dict[int, int] = {}
     queue = deque([SOURCE])
-    while queue and SINK not in came:
+    while queue and SINK not in previous:
         node = queue.popleft()
-        for target, room in left[node].items():
-            if room > 0 and target not in came and target != SOURCE:
-                came[target] = node
+        for target, spare in residual[node].items():
+            if spare > 0 and target not in previous and target != SOURCE:
+                previous[target] = node
                 queue.append(target)
     path = []
     node = SINK
-    while node in came:
-        path.append((came[node], node))
-        node = came[node]
+    while node in previous:
+        path.append((previous[node], node))
+        node = previous[node]
     return path

@@ -30,7 +30,7 @@ from ascend_lab.aoe.drive import Steps
 from ascend_lab.aoe.operators import unit_of
 from ascend_lab.aoe.space import Point, Space, completed, crossed, mutated
 from ascend_lab.aoe.vector import VectorMeasure, VectorSpace, bound
-from ascend_lab.aoe.vector.layout import Layout, lay
+from ascend_lab.aoe.vector.layout import Layout, lay_out
 from ascend_lab.aoe.vector.nest import LEAST, NestSpace
 from ascend_lab.compiler import Compiled, Graph, Road, like_cann, passes, simulate_graph
 from ascend_lab.compiler.compile import Layouts
@@ -116,7 +116,7 @@ Known = dict[tuple[NestSpace, Layout], int]
 def nest_cycles(nest: NestSpace, layout: Layout, known: Known) -> int:
     """Return the cycles of a nest alone, L2 cold."""
     if (nest, layout) not in known:
-        launches = lower_stage(lay(nest.schedule, nest.nest, layout), nest.nest.phase.root)
+        launches = lower_stage(lay_out(nest.schedule, nest.nest, layout), nest.nest.phase.root)
         chip = nest.schedule.chip
         known[nest, layout] = sum(simulate(launch, chip).cycles for launch in launches)
     return known[nest, layout]

@@ -13,7 +13,7 @@ import ascend_lab.aoe.workers as workers_module
 from ascend_lab.aoe.bank import Knowledge
 from ascend_lab.aoe.drive import MAX_IDLE_BATCHES, Bars, Rules, Trial, drive
 from ascend_lab.aoe.search import SEARCHES
-from ascend_lab.aoe.workers import DIED, Workers, WorkersLostError, workers_of
+from ascend_lab.aoe.workers import WORKER_DIED, Workers, WorkersLostError, workers_of
 from ascend_lab.errors import InputError
 
 SPACE = cases.table()
@@ -106,7 +106,8 @@ def test_processes_that_all_die_measure_nothing():
 
 
 def test_what_a_dead_worker_left_is_not_banked_and_not_believed(tmp_path):
-    notes = ("", "took longer than 30 s", DIED, "CancelledError: ", "KilledWorker: ('attempt', 4)")
+    lost = (WORKER_DIED, "CancelledError: ", "KilledWorker: ('attempt', 4)")
+    notes = ("", "took longer than 30 s", *lost)
     trials = [Trial(i, (i,), math.inf if note else 1.0, note) for i, note in enumerate(notes)]
     with Knowledge(tmp_path / "bank.db", None) as bank:
         bank.save_trials("run", trials)

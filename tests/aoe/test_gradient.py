@@ -24,7 +24,7 @@ from ascend_lab.aoe.gradient import (
     training_profile,
     tune_gradients,
 )
-from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, legal
+from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, with_format_cuts
 from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import all_splits, brute_force, end_s, price_of, table_of
 from ascend_lab.cli import aoe
@@ -186,7 +186,7 @@ def test_baselines_above_the_limit_are_marked():
     assert plan(mixed, AlphaBeta(1.0, 0.0)).baselines["one_bucket"] == 2.0
     with pytest.raises(InputError, match="at most 1 segments"):
         plan(mixed, AlphaBeta(1.0, 0.0), 1)
-    assert legal(table_of(mixed), ((0, 1),)) == ((0, 0), (1, 1))
+    assert with_format_cuts(table_of(mixed), ((0, 1),)) == ((0, 0), (1, 1))
 
 
 def test_measured_tables_are_made_to_rise():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe import Settings, operators as values_module, tune_network, tune_operator
-from ascend_lab.aoe.operators import difference_of, random_inputs, run as run_kernel
+from ascend_lab.aoe.operators import difference_of, outputs_of, random_inputs
 from ascend_lab.aoe.tuning import job_of
 from ascend_lab.compiler import compile_graph, evaluate, random_inputs as inputs_of, run_tasks
 from ascend_lab.compiler.lower import lower
@@ -119,8 +119,8 @@ def test_a_kernel_that_writes_too_little_or_fails_is_refused(monkeypatch):
     choice = job_of(operator).choice(job_of(operator).start()[0])
     assert difference_of(operator, choice) == ""
 
-    def poisoned(lowered, piece, inputs, operator):
-        found = run_kernel(lowered, piece, inputs, operator)
+    def poisoned(lowered, inputs, operator):
+        found = outputs_of(lowered, inputs, operator)
         if lowered.kernel.name == "tuned":
             found = {n: np.where(np.arange(a.size).reshape(a.shape), a, np.nan)
                      for n, a in found.items()}  # fmt: skip
@@ -130,14 +130,14 @@ def test_a_kernel_that_writes_too_little_or_fails_is_refused(monkeypatch):
         found = lower(piece, chip, choice)
         return replace(found, kernel=replace(found.kernel, name="tuned")) if choice else found
 
-    monkeypatch.setattr(values_module, "run", poisoned)
+    monkeypatch.setattr(values_module, "outputs_of", poisoned)
     monkeypatch.setattr(values_module, "lower", named)
     assert "differs" in difference_of(operator, choice)
 
     def failing(*_):
         raise InputError("a kernel", "none")
 
-    monkeypatch.setattr(values_module, "run", failing)
+    monkeypatch.setattr(values_module, "outputs_of", failing)
     assert "a kernel; got none" in difference_of(operator, choice)
 
 
@@ -157,7 +157,7 @@ def test_infinities_and_nans_of_the_default_are_no_differences(chip):
     job = job_of(operator)
     lowered = lower(operator.piece, operator.chip)
     inputs = random_inputs(operator.piece, np.random.default_rng(0))
-    (got,) = run_kernel(lowered, operator.piece, inputs, operator).values()
+    (got,) = outputs_of(lowered, inputs, operator).values()
     assert np.isnan(got).any() and np.isfinite(got).any()
     rng = np.random.default_rng(1)
     for _ in range(4):

@@ -15,7 +15,12 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cluster import full_mesh, load_topology, make, star
 from ascend_lab.cluster.parallel import best_plans
-from ascend_lab.cluster.parallel.model import KNOTS, GraphModel, attention_heads, model_of
+from ascend_lab.cluster.parallel.model import (
+    SIMULATED_BATCHES,
+    GraphModel,
+    attention_heads,
+    model_of,
+)
 from ascend_lab.cluster.parallel.plan import (
     AXES,
     BACKWARD,
@@ -334,7 +339,7 @@ def test_activations_are_near_the_published_formula(model: GraphModel) -> None:
 
 
 def test_between_the_knots_lies_the_straight_line(model: GraphModel) -> None:
-    low, high = KNOTS[:2]
+    low, high = SIMULATED_BATCHES[:2]
     a, b, c = (sum(u.backward_s for u in model.units(n, 1, False)) for n in (low, 4, high))
     assert b == pytest.approx(a + (c - a) * (4 - low) / (high - low))
 

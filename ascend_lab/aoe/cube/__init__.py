@@ -1,4 +1,9 @@
-"""Tunes the operators of the cube unit: times a tiling, picks first candidates, proves optima."""
+"""Tunes the operators of the cube unit: products of matrices, and convolutions.
+
+A job has the search space of an operator, the first candidates, and a lower bound: the cycles that
+no tiling of the space undercuts. `prove` continues a search until the best tiling is certain: a
+tiling that took 5,000 cycles is optimal if every other one has a bound of at least 5,000.
+"""
 
 import heapq
 import math
@@ -49,16 +54,16 @@ def cube_space(
     shape: Shape,
     chip: Chip,
     demand: Demand | None = None,
-    most: int = MAX_POINTS,
+    max_points: int = MAX_POINTS,
     *,
     default: bool | gemm_schedule.GemmSchedule = True,
 ) -> CubeSpace:
-    """Return the space of a product or a convolution, thinned out to about `most` points.
+    """Return the space of a product or a convolution, thinned out to about `max_points` points.
 
     `default` adds the default schedule: a thinned space may skip its sizes, and then no search
     could find it.
     """
-    return _kind(shape).space(shape, chip, demand, most, default=default)
+    return _kind(shape).space(shape, chip, demand, max_points, default=default)
 
 
 def schedule_of(shape: Shape, point: Point) -> gemm_schedule.GemmSchedule:
@@ -76,11 +81,11 @@ def point_of(space: CubeSpace, schedule: gemm_schedule.GemmSchedule) -> Point:
 class CubeMeasure(CubeProblem):
     """Measures a point: returns the cycles of one launch, host overhead included.
 
-    Images of convolutions are stored as NC1HWC0 planes. `own` is the operator's default schedule if
-    it differs from the best one by the closed-form bounds.
+    Images of convolutions are stored as NC1HWC0 planes. `own_default` is the operator's default
+    schedule if it differs from the best one by the closed-form bounds.
     """
 
-    own: gemm_schedule.GemmSchedule | None = None
+    own_default: gemm_schedule.GemmSchedule | None = None
 
     @property
     def demand(self) -> Demand | None:
@@ -90,14 +95,16 @@ class CubeMeasure(CubeProblem):
     @property
     def default(self) -> gemm_schedule.GemmSchedule:
         """The tiling that is used without a search."""
-        return self.own or _kind(self.shape).default(self.shape, self.chip, self.epilogue)
+        return self.own_default or _kind(self.shape).default(self.shape, self.chip, self.epilogue)
 
     def space(self) -> CubeSpace:
         """Return the space of all tilings."""
-        # the space has no schedule that divides K among cores: then the closed form gives the
-        # default
-        default_row = self.own if self.own and self.own.split_k == 1 else True
-        return cube_space(self.shape, self.chip, self.demand, default=default_row)
+        # the space has no schedule that divides K among cores: then it gets the default by the
+        # closed form
+        schedule = self.own_default
+        in_space = schedule is not None and schedule.split_k == 1
+        default = schedule if schedule is not None and in_space else True
+        return cube_space(self.shape, self.chip, self.demand, default=default)
 
     def launch(self, point: Point) -> Launch:
         """Return the kernel of a point."""
@@ -166,26 +173,27 @@ class CubeJob:
         # a walk (see `bound`) is slow: only the 1024 tilings with the lowest closed forms are
         # walked
         self.lower_bounds = self.bounds.closed_form.copy()
-        nearest = np.argsort(self.lower_bounds, kind="stable")[:MAX_WALKED]
-        self.lower_bounds[nearest] = self.bounds.walk(nearest)
+        lowest = np.argsort(self.lower_bounds, kind="stable")[:MAX_WALKED]
+        self.lower_bounds[lowest] = self.bounds.walk(lowest)
 
     def _measure(self, shape: Shape, epilogue: Epilogue | None) -> CubeMeasure:
         """Return the measure on the contents of L2; the cube's operands are called "a" and "b"."""
         operator = self.operator
         a, b = operator.piece.graph.nodes[0].inputs[:2]
-        operand_names = (a, "a"), (b, "b")
-        warm = operator.warm.union(side for name, side in operand_names if name in operator.warm)
-        epilogue_tensors = (
-            # x0.b is the second operand of x0 @ x0: the tensor is x0
-            {o.name.partition(".")[0] for o in epilogue.operands} if epilogue else set()
-        )
-        shared = frozenset(n for pair in operand_names if pair[0] in epilogue_tensors for n in pair)
+        operand_sides = ((a, "a"), (b, "b"))
+        warm = operator.warm.union(side for name, side in operand_sides if name in operator.warm)
+        epilogue_operands = epilogue.operands if epilogue else ()
+        # x0.b is the second operand of x0 @ x0: the tensor is x0
+        epilogue_tensors = {o.name.partition(".")[0] for o in epilogue_operands}
+        shared: set[str] = set()
+        for name, side in operand_sides:
+            if name in epilogue_tensors:
+                shared |= {name, side}
         default_tiling = tasks.lowered_once(operator.piece, operator.chip).tiling
         if not shared:
             return CubeMeasure(shape, operator.chip, epilogue, warm, default_tiling)
-        return SharedMeasure(
-            shape, operator.chip, epilogue, warm | shared, default_tiling, operator
-        )
+        all_warm = warm | shared
+        return SharedMeasure(shape, operator.chip, epilogue, all_warm, default_tiling, operator)
 
     def _divided_k_bound(self) -> float:
         """Return a lower bound for schedules that divide K, which the space does not contain.
@@ -194,7 +202,7 @@ class CubeJob:
         """
         shape = self.measure.shape
         operator = self.operator
-        default_tiling = self.measure.own
+        default_tiling = self.measure.own_default
         if not (
             isinstance(shape, gemm_schedule.GemmShape)
             and default_tiling
@@ -219,15 +227,14 @@ class CubeJob:
 
     def start(self) -> Sequence[Point]:
         """Return the default and the points with the lowest bounds."""
-        least = np.argsort(self.lower_bounds, kind="stable")[:START_COUNT]
-        return [self.default, *map(self.space.point, least)]
+        rows = np.argsort(self.lower_bounds, kind="stable")[:START_COUNT]
+        return [self.default, *map(self.space.point, rows)]
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return a lower bound on the cycles of all tilings, and whether the best one was found."""
-        lower_bounds, best = self._untimed_bounds(
-            # a point that could not be built has no time: it keeps its bound
-            {t.point: t.cost for t in trials if t.cost < np.inf}
-        )
+        # a point that could not be built has no time: it keeps its bound
+        costs = {t.point: t.cost for t in trials if t.cost < np.inf}
+        lower_bounds, best = self._untimed_bounds(costs)
         least = min(float(lower_bounds.min()), self.divided_k_bound)
         return int(min(best, least)), best <= least
 
@@ -237,11 +244,11 @@ class CubeJob:
         rows = np.flatnonzero(lower_bounds < best)
         # few enough to walk them all: the tighter bounds exclude some more
         if len(rows) <= 2 * MAX_WALKED:
-            self.lower_bounds[rows] = lower_bounds[rows] = self.bounds.walk(rows)
+            lower_bounds[rows] = self.bounds.walk(rows)
+            self.lower_bounds[rows] = lower_bounds[rows]
             rows = rows[lower_bounds[rows] < best]
-        return [
-            self.space.point(row) for row in rows[np.argsort(lower_bounds[rows], kind="stable")]
-        ]
+        by_bound = np.argsort(lower_bounds[rows], kind="stable")
+        return [self.space.point(row) for row in rows[by_bound]]
 
     def _untimed_bounds(self, costs: Mapping[Point, float]) -> tuple[gemm_schedule.Floats, float]:
         """Return the bounds of all points, infinite for timed ones, and the best time so far."""
@@ -278,19 +285,21 @@ class Proof:
 class _BranchAndBound:
     """Branch and bound over the rows of a table.
 
-    Rows of the table are first in `order`, sorted by their closed-form bounds. A walk tightens the
-    bounds of some rows and moves them to `heap`. The row at the top of the heap is simulated next.
+    Rows of the table are first in `order`, sorted by their closed-form bounds, which are
+    `sorted_bounds`. A walk tightens the bounds of some rows and moves them to `heap`;
+    `walked_count` rows are there or were simulated. The row at the top of the heap is simulated
+    next.
     """
 
-    def __init__(self, space: CubeSpace, bounds: Bounds, timed: workers.Measure) -> None:
+    def __init__(self, space: CubeSpace, bounds: Bounds, measure: workers.Measure) -> None:
         self.space = space
         self.bounds = bounds
-        self.timed = timed
+        self.measure = measure
         self.order = np.argsort(self.bounds.closed_form, kind="stable")
-        self.sorted = self.bounds.closed_form[self.order]
+        self.sorted_bounds = self.bounds.closed_form[self.order]
         self.heap: list[tuple[float, int]] = []
-        self.walked = 0
-        self.chunk = FIRST_CHUNK
+        self.walked_count = 0
+        self.chunk_size = FIRST_CHUNK
         self.best: tuple[float, Point] = (math.inf, ())
         self.trials = 0
 
@@ -298,7 +307,11 @@ class _BranchAndBound:
     def least(self) -> tuple[float, float]:
         """The lowest bound in the heap, and the lowest outside."""
         inside = self.heap[0][0] if self.heap else math.inf
-        outside = self.sorted[self.walked] if self.walked < len(self.sorted) else math.inf
+        outside = (
+            self.sorted_bounds[self.walked_count]
+            if self.walked_count < len(self.sorted_bounds)
+            else math.inf
+        )
         return inside, float(outside)
 
     def step(self) -> None:
@@ -310,20 +323,21 @@ class _BranchAndBound:
             _, row = heapq.heappop(self.heap)
             point = self.space.point(row)
             self.trials += 1
-            self.best = min(self.best, (self.timed(point), point))
+            self.best = min(self.best, (self.measure(point), point))
             return
         # rows whose bound is not below the best time cannot win: they are never walked
-        end = min(self.walked + self.chunk, int(np.searchsorted(self.sorted, self.best[0])))
-        rows = self.order[self.walked : end]
+        promising_count = int(np.searchsorted(self.sorted_bounds, self.best[0]))
+        end = min(self.walked_count + self.chunk_size, promising_count)
+        rows = self.order[self.walked_count : end]
         for bound, row in zip(self.bounds.walk(rows).tolist(), rows.tolist(), strict=True):
             heapq.heappush(self.heap, (bound, row))
-        self.walked, self.chunk = end, 2 * self.chunk
+        self.walked_count = end
+        self.chunk_size = 2 * self.chunk_size
 
 
 def prove(
     space: CubeSpace,
-    measure: CubeMeasure,
-    timed: workers.Measure | None = None,
+    measure: workers.Measure,
     bounds: Bounds | None = None,
     *,
     most: int | None = None,
@@ -332,22 +346,26 @@ def prove(
 ) -> Proof:
     """Return the best point and a lower bound, after at most `most` kernels or `time_limit_s`.
 
-    `timed` measures instead of `measure`. `bounds` are those of the space if the caller has them.
-    `report` is called after each step with the kernels simulated and `most`.
+    `bounds` are those of the space; without them `measure` must be a `CubeMeasure`, from which they
+    are computed. `report` is called after each step with the kernels simulated and `most`.
     """
     deadline = workers.Deadline.of(time_limit_s)
-    search = _BranchAndBound(space, bounds or Bounds(measure, space.genes), timed or measure)
-    most = most or space.size
-    while min(search.least) < search.best[0] and search.trials < most:
+    if bounds is None:
+        assert isinstance(measure, CubeMeasure)
+        bounds = Bounds(measure, space.genes)
+    search = _BranchAndBound(space, bounds, measure)
+    max_kernels = most or space.size
+    while min(search.least) < search.best[0] and search.trials < max_kernels:
         # one kernel is simulated even without any time, so that there is a result
         if search.trials and deadline.has_passed:
             break
         search.step()
-        report(search.trials, most)
+        report(search.trials, max_kernels)
     cycles, point = search.best
     return Proof(point, cycles, min(cycles, *search.least), search.trials)
 
 
+# -- jobs whose space is a short list --------------------------------------------------------------
 TILING_NAMES = tuple(f.name for f in fields(gemm_schedule.Tilings))
 ORDERS = TEXT_GENES["order"]
 
@@ -360,17 +378,16 @@ def tiled_cycles(operator: operators.Tunable, dtype: str, point: Point) -> float
 def tiling_of(dtype: str, point: Point) -> gemm_schedule.GemmSchedule:
     """Return the schedule of a point: a tiling, its window, and the order of its loops."""
     *sizes, window, order = point
-    tilings = gemm_schedule.Tilings(
-        **{n: np.array([size]) for n, size in zip(TILING_NAMES, sizes, strict=True)}
-    )
+    columns = {name: np.array([size]) for name, size in zip(TILING_NAMES, sizes, strict=True)}
+    tilings = gemm_schedule.Tilings(**columns)
     return replace(tilings.schedule(0, dtype), window=str(window), order=str(order))
 
 
 class TableJob:
     """A job whose space is a short list of tilings, from which also the default is chosen.
 
-    `found` holds the tilings of each type of window, each tried in every loop order of `orders`.
-    The only lower bound is that of the cubes' peak rate.
+    Its parameter `tilings_by_window` holds the tilings of each type of window, each of which is
+    tried in every loop order of `orders`. The only lower bound is that of the cubes' peak rate.
     """
 
     search = "genetic"
@@ -380,7 +397,7 @@ class TableJob:
         operator: operators.Tunable,
         shape: Shape,
         times: int,
-        found: Mapping[str, gemm_schedule.Tilings],
+        tilings_by_window: Mapping[str, gemm_schedule.Tilings],
         orders: Sequence[str],
     ) -> None:
         """Take a product or convolution that is done `times` times, and the tilings for it."""
@@ -389,12 +406,11 @@ class TableJob:
         # two operations are one multiply-accumulate
         self.macs = times * shape.ops // 2
         self.measure = partial(tiled_cycles, operator, shape.dtype)
-        rows = [
-            (*row, window, order)
-            for order in orders
-            for window, tilings in found.items()
-            for row in zip(*(getattr(tilings, n).tolist() for n in TILING_NAMES), strict=True)
-        ]
+        rows = []
+        for order in orders:
+            for window, tilings in tilings_by_window.items():
+                columns = [getattr(tilings, name).tolist() for name in TILING_NAMES]
+                rows += [(*sizes, window, order) for sizes in zip(*columns, strict=True)]
         names = (*TILING_NAMES, "window", "order")
         self.space = TableSpace(names, [list(column) for column in zip(*rows, strict=True)])
 
@@ -416,9 +432,9 @@ class TableJob:
         """Return the cycles of the products at the cubes' peak, and whether all points ran."""
         chip = self.operator.chip
         # macs / (macs per cycle and core * cores), rounded up
-        busy = -(-self.macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
-        least = start_cycles(chip, "cold") + busy
-        return self.operator.bounded(least, trials, self.space.size)
+        peak_cycles = -(-self.macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
+        lower_bound = start_cycles(chip, "cold") + peak_cycles
+        return self.operator.bounded(lower_bound, trials, self.space.size)
 
 
 class ProductJob(TableJob):
@@ -458,15 +474,14 @@ class JointJob(TableJob):
         first_tilings = [conv_schedule(shape, operator.chip, epilogue)]
         # where no images can be stacked both keys are equal, and only the entry "" remains
         for image, window in {conv_shape.stacked(shape): "stacked", shape: ""}.items():
-            tilings_that_fit = conv_candidates(image, chip)
-            tilings_that_fit = tilings_that_fit.take(
-                fitting(demand, chip, tilings_that_fit.tilings)
-            )
-            cycles = conv_estimate(image, chip, tilings_that_fit, demand)
-            by_window[window] = tilings_that_fit.tilings
-            least = np.argsort(cycles, kind="stable")[:START_COUNT].tolist()
-            tilings = (tilings_that_fit.tilings.schedule(index, shape.dtype) for index in least)
-            first_tilings += [replace(tiling, window=window) for tiling in tilings]
+            all_tilings = conv_candidates(image, chip)
+            conv_tilings = all_tilings.take(fitting(demand, chip, all_tilings.tilings))
+            tilings = conv_tilings.tilings
+            by_window[window] = tilings
+            cycles = conv_estimate(image, chip, conv_tilings, demand)
+            for row in np.argsort(cycles, kind="stable")[:START_COUNT].tolist():
+                tiling = tilings.schedule(row, shape.dtype)
+                first_tilings.append(replace(tiling, window=window))
         super().__init__(operator, shape, 1, by_window, ORDERS)
         # a dictionary drops duplicates and keeps the order, the default first
         self.first_points = dict.fromkeys(map(self.point, first_tilings))

@@ -39,7 +39,7 @@ CONV_NAMES = (
     *("rows", "cols", "window", "m", "n", "order"),
     *("stage", "k", "a_l1", "b_l1", "a_l0", "b_l0"),
 )
-
+"""The genes of a convolution, in the order of decision."""
 
 STRIP, STACKED = map(space.TEXT_GENES["window"].index, ("strip", "stacked"))
 """Numbers of the window types "strip" and "stacked"; 0 is "flat"."""
@@ -49,14 +49,14 @@ def conv_space(
     shape: ConvShape,
     chip: Chip,
     demand: Demand | None = None,
-    most: int = space.MAX_POINTS,
+    max_points: int = space.MAX_POINTS,
     *,
     default: bool | gemm_schedule.GemmSchedule = True,
 ) -> CubeSpace:
     """Return all tilings of a convolution; raises `InputError` if none fits.
 
-    A space of more than `most` points is thinned out: sizes keep one of `SPACING_RATIOS` between
-    them. `default` adds a schedule that thinning must not drop.
+    A space of more than `max_points` points is thinned out: sizes keep one of `SPACING_RATIOS`
+    between them. `default` adds a schedule that thinning must not drop.
     """
     chip = chip_left(chip, demand)
     row = {}
@@ -66,15 +66,16 @@ def conv_space(
         row = _default_row(shape, chip, demand)
     for ratio in space.SPACING_RATIOS:
         table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
-        a, b, least = l1_bytes(shape, table)
-        table = rows_at(table | {"a": a, "b": b}, least <= chip.buffers["L1"])
+        pixels_bytes, weights_bytes = l1_bytes(shape, table)
+        fits_l1 = pixels_bytes + weights_bytes <= chip.buffers["L1"]
+        table = rows_at(table | {"a": pixels_bytes, "b": weights_bytes}, fits_l1)
         table = cross_product(table, {"order": np.arange(2)})
         table = rows_at(table, canonical_order(shape, table) == table["order"])
         table = space.with_l1_slots(table, chip, table["a"], table["b"])
         # `check_conv` also requires that the K tiles of all slots fit L1, as those of a product do
         tiles = (table["a_l1"] * table["m"] + table["b_l1"] * table["n"]) * table["k"]
         table = rows_at(table, tiles * area_of(shape.dtype) <= chip.buffers["L1"])
-        if len(table["m"]) < most:
+        if len(table["m"]) < max_points:
             break
     all_rows = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in CONV_NAMES}
     return CubeSpace(shape, chip, demand, CONV_NAMES, all_rows)
@@ -98,11 +99,13 @@ def pixel_tiles(shape: ConvShape, max_tile: int, ratio: float, *, strip: bool) -
 def _pixel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) -> Columns:
     """Return a table (window, m, rows) of all ways to divide the pixels over rows of cores."""
     options = set()
-    kinds = {0: True, STRIP: not shape.lanes, STACKED: stacked(shape) != shape}
-    for window in (kind for kind, is_possible in kinds.items() if is_possible):
-        seen, strip = shape_for_window(shape, window)
-        for m in pixel_tiles(seen, max_tile, ratio, strip=strip):
-            tiles = seen.n * conv_windows.tiles_per_image(seen, int(m), strip=strip)
+    is_possible = {0: True, STRIP: not shape.lanes, STACKED: stacked(shape) != shape}
+    for window in (0, STRIP, STACKED):
+        if not is_possible[window]:
+            continue
+        windowed, strip = shape_for_window(shape, window)
+        for m in pixel_tiles(windowed, max_tile, ratio, strip=strip):
+            tiles = windowed.n * conv_windows.tiles_per_image(windowed, int(m), strip=strip)
             counts = space.core_counts(chip.core_count, ratio)
             # 10 tiles on 4 cores give 3 to a core, as 4 rows do: ceil(10 / ceil(10 / 4)) = 4; 6
             # cores get 2 each, for which 5 rows are enough
@@ -118,11 +121,9 @@ def _channel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) 
     options = set()
     for cols in space.core_counts(chip.core_count, ratio):
         _, columns_per_share = column_shares(bundle, cols)
-        tiles = np.unique(
-            ceil_div_array(
-                bundle.n1, columns_per_share * np.arange(1, -(-bundle.n1 // columns_per_share) + 1)
-            )
-        )
+        # 10 blocks on 2 columns: tiles of 5, 3, 2 and 1 give a core 1, 2, 3 and 5 of them
+        tiles_per_column = np.arange(1, -(-bundle.n1 // columns_per_share) + 1)
+        tiles = np.unique(ceil_div_array(bundle.n1, columns_per_share * tiles_per_column))
         for tile in space.thinned(tiles[tiles <= max_tile], ratio):
             options.add((used_columns(bundle, cols, int(tile)), int(tile)))
     columns = np.array(sorted(options), np.int64).T
@@ -155,8 +156,8 @@ def used_columns(bundle: Bundles, cols: int, tile: int) -> int:
         return shares, len(chunks(bundle.n1, tile, columns_per_share))
 
     # 5 columns for 8 tiles of one bundle have 2 each, as 4 columns do: 4 is returned
-    wanted_kernel = kernel(cols)
-    return next(c for c in range(1, cols + 1) if kernel(c) == wanted_kernel)
+    same_kernel = kernel(cols)
+    return next(c for c in range(1, cols + 1) if kernel(c) == same_kernel)
 
 
 def _tiles(shape: ConvShape, chip: Chip, demand: Demand | None, ratio: float) -> Columns:
@@ -180,16 +181,15 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
     # K tiles of a stage; if whole K tiles also cover a longer stage, only the longer one is in the
     # table: with one tap, K tiles of 2 cover 4 channel blocks, so that 3 is left out
     for stage in stages:
-        k = space.thinned(space.even_sizes(int(stage) * taps), ratio)
-        lists.append(
-            k[ceil_div_array(stage * taps, k) * k // taps == stage] if stage < stages[-1] else k
-        )
+        k_tiles = space.thinned(space.even_sizes(int(stage) * taps), ratio)
+        covered_blocks = ceil_div_array(stage * taps, k_tiles) * k_tiles // taps
+        is_longest = stage == stages[-1]
+        lists.append(k_tiles if is_longest else k_tiles[covered_blocks == stage])
     # `cross_product` lists all stages for every row: the lists are numbers 0, 1, ..., 0, 1, ...
-    which = np.tile(np.arange(len(stages)), len(table["m"]))
+    list_of_row = np.tile(np.arange(len(stages)), len(table["m"]))
     table = cross_product(table, {"stage": stages})
-    return space.with_l0_slots(
-        space.with_column(table, "k", lists, which), chip, area_of(shape.dtype)
-    )
+    table = space.with_column(table, "k", lists, list_of_row)
+    return space.with_l0_slots(table, chip, area_of(shape.dtype))
 
 
 def shape_for_window(shape: ConvShape, window: int) -> tuple[ConvShape, bool]:
@@ -197,9 +197,11 @@ def shape_for_window(shape: ConvShape, window: int) -> tuple[ConvShape, bool]:
     return stacked(shape) if window == STACKED else shape, window == STRIP
 
 
-def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, int], int]) -> Array:
+def _by_window(
+    shape: ConvShape, table: Columns, value: Callable[[ConvShape, bool, int], int]
+) -> Array:
     """Return a value for each row of the table, from its pixel tile's height and window type."""
-    distinct, _, row = space.distinct_rows([t["window"], t["m"]])
+    distinct, _, row = space.distinct_rows([table["window"], table["m"]])
     values = [
         value(*shape_for_window(shape, window), m)
         for window, m in np.stack(distinct, axis=1).tolist()
@@ -207,33 +209,34 @@ def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, i
     return np.array(values, np.int64)[row]
 
 
-def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
-    """Return the bytes of a slot of rows, of a slot of weights, and their sum, the least L1."""
-    pixel = shape.pixel_bytes
-    area = area_of(shape.dtype)
-    window = _by_window(
-        shape, t, lambda s, strip, m: prod(conv_windows.window_sides(s, m, strip=strip))
-    )
+def l1_bytes(shape: ConvShape, table: Columns) -> tuple[Array, Array]:
+    """Return the bytes of a slot of pixels and of a slot of weights in L1."""
+
+    def window_pixels(windowed: ConvShape, strip: bool, m: int) -> int:
+        return prod(conv_windows.window_sides(windowed, m, strip=strip))
+
     # a stage of 2 has the window's pixels of 2 channel blocks, and the weights of both for each tap
-    a = t["stage"] * window * pixel
-    b = t["stage"] * shape.taps * t["n"] * area
-    return a, b, a + b
+    pixels = table["stage"] * _by_window(shape, table, window_pixels)
+    weight_fractals = table["stage"] * shape.taps * table["n"]
+    return pixels * shape.pixel_bytes, weight_fractals * area_of(shape.dtype)
 
 
-def canonical_order(shape: ConvShape, t: Columns) -> Array:
+def canonical_order(shape: ConvShape, table: Columns) -> Array:
     """Return the canonical loop order: 0 where both orders give the same kernel."""
     bundle = bundles_of(shape)
-    tiles = _by_window(
-        shape, t, lambda s, strip, m: s.n * conv_windows.tiles_per_image(s, m, strip=strip)
-    )
-    _, columns_per_share = shares_of(bundle, t["cols"])
-    one_tile = (ceil_div_array(tiles, t["rows"]) == 1) | (
-        ceil_div_array(ceil_div_array(bundle.n1, t["n"]), columns_per_share) == 1
-    )
-    return np.where(one_tile, 0, t["order"])
+
+    def pixel_tile_count(windowed: ConvShape, strip: bool, m: int) -> int:
+        return windowed.n * conv_windows.tiles_per_image(windowed, m, strip=strip)
+
+    _, columns_per_share = shares_of(bundle, table["cols"])
+    m_tiles = ceil_div_array(_by_window(shape, table, pixel_tile_count), table["rows"])
+    n_tiles = ceil_div_array(ceil_div_array(bundle.n1, table["n"]), columns_per_share)
+    # with a single tile along one side there is only one loop
+    return np.where((m_tiles == 1) | (n_tiles == 1), 0, table["order"])
 
 
 def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns:
+    """Return the genes of the best schedule by the closed form; empty if none fits."""
     tilings = conv_schedules.conv_candidates(shape, chip)
     if not len(tilings.stages):
         return {}
@@ -247,10 +250,12 @@ def conv_row(shape: ConvShape, chip: Chip, schedule: gemm_schedule.GemmSchedule)
     bundle = bundles_of(shape)
     strip = conv_schedules.takes_strips(shape, schedule, chip)
     window = schedule.window or ("strip" if strip else "flat")
-    seen, _ = shape_for_window(shape, space.number_of("window", window))
-    oh, ow = seen.out_hw
-    m = min(schedule.base_m // FRACTAL, -(-(ow if strip else oh * ow) // FRACTAL))
-    tiles = seen.n * conv_windows.tiles_per_image(seen, m, strip=strip)
+    windowed, _ = shape_for_window(shape, space.number_of("window", window))
+    oh, ow = windowed.out_hw
+    # a strip lies in one row of the image, any other tile in the whole image
+    pixels = ow if strip else oh * ow
+    m = min(schedule.base_m // FRACTAL, -(-pixels // FRACTAL))
+    tiles = windowed.n * conv_windows.tiles_per_image(windowed, m, strip=strip)
     _, columns_per_share = column_shares(bundle, schedule.grid_cols)
     n = min(
         schedule.base_n // FRACTAL,
@@ -286,6 +291,7 @@ def conv_schedule_of(shape: ConvShape, point: Point) -> gemm_schedule.GemmSchedu
 
 
 ROLES = {"x": "a", "weight": "b"}
+"""The operands of the underlying product: pixels are A, weights are B."""
 CONV = OperatorKind(
     CONV_NAMES,
     conv_space,

@@ -1,6 +1,7 @@
 """Computes each pipe's work under every tiling, and from it lower bounds in closed form.
 
-For every pipe
+A pipe executes one kind of instruction: MTE2 loads from GM, MTE1 feeds L0 from L1, the cube
+multiplies, V or the fix pipe drains L0C, MTE3 stores to GM. For every pipe
 
     cycles >= (first data reach the pipe) + (all its work) + (last tile leaves)
                fill                          busy                flush
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ascend_lab.aoe.cube.space import Array, Floats, Mask, ceil_div_array, distinct_rows
-from ascend_lab.aoe.cube.work import CubeWork
+from ascend_lab.aoe.cube.work import ChannelLoad, CubeWork
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, c0_of
 from ascend_lab.operators.kernels.epilogue import Epilogue, pattern
@@ -44,9 +45,8 @@ class DrainWork:
     """How a finished tile leaves L0C: epilogue and copies; arrays have an entry for each tiling.
 
     A piece of a tile has `piece_blocks` x `piece_run` elements. `in_cycles_per_byte` and
-    `in_latency` are those of the epilogue's elementwise operands. Operands with a number per
-    channel take `channel_loads` copies, of `channel_bytes` in all for each of `resident_blocks`
-    blocks, and arrive `channel_latency` cycles later.
+    `in_latency` are those of the epilogue's elementwise operands, `channel` is the load of those
+    with a number per channel.
     """
 
     epilogue: Epilogue | None
@@ -57,11 +57,7 @@ class DrainWork:
     out_cycles_per_byte: Floats
     in_cycles_per_byte: Floats
     in_latency: Array
-    channel_loads: int
-    channel_bytes: int
-    resident_blocks: Array
-    channel_cycles_per_byte: Floats
-    channel_latency: Array
+    channel: ChannelLoad
 
     def blocks(self, run: Array, n: Array) -> Array:
         """Return how many output blocks of `run` elements a piece has; a tile has `n` blocks.
@@ -83,12 +79,12 @@ def drain_work_of(
     stored_dtype = epilogue.out_dtype if epilogue else out_dtype
     demand = demand_of(epilogue, chip, sums_dtype)
     resident_blocks, piece_blocks = _channel_room(job, demand, DTYPE_BYTES[stored_dtype])
-    channel_loads, channel_bytes = _channel_copies(epilogue, chip)
+    copies, block_bytes = _channel_copies(epilogue, chip)
     operand_names = [o.name.partition(".")[0] for o in epilogue.operands] if epilogue else []
     is_warm = any(name in warm for name in operand_names)
     # channel operands that do not all stay on the core are loaded again for every tile of m
     reloads = np.maximum(work.m_tiles * (resident_blocks < work.core_n), 1)
-    channel_reads = np.maximum(1, max(channel_loads, 1) * work.rows * reloads)
+    channel_reads = np.maximum(1, max(copies, 1) * work.core_rows * reloads)
     costs = _operand_costs(job, is_warm, channel_reads)
     return DrainWork(
         epilogue=epilogue,
@@ -99,11 +95,13 @@ def drain_work_of(
         out_cycles_per_byte=store_cycles_per_byte(chip, work.cores),
         in_cycles_per_byte=costs.tile_cycles_per_byte,
         in_latency=costs.tile_latency,
-        channel_loads=channel_loads,
-        channel_bytes=channel_bytes,
-        resident_blocks=resident_blocks,
-        channel_cycles_per_byte=costs.channel_cycles_per_byte,
-        channel_latency=costs.channel_latency,
+        channel=ChannelLoad(
+            copies=copies,
+            block_bytes=block_bytes,
+            resident_blocks=resident_blocks,
+            cycles_per_byte=costs.channel_cycles_per_byte,
+            latency_cycles=costs.channel_latency,
+        ),
     )
 
 
@@ -160,18 +158,22 @@ def _channel_room(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple
     work = job.work
     tile_n = np.minimum(work.n, work.core_n)
     if demand is None:
+        no_blocks = np.zeros_like(work.n)
+        if not chip.combined:
+            return no_blocks, tile_n
         # two slots, so that one piece is stored while the next is computed
-        blocks_in_ub = chip.buffers.get("UB", 0) // (2 * work.m * BLOCK * out_bytes)
-        return np.zeros_like(work.n), np.clip(blocks_in_ub, 1, tile_n) if chip.combined else tile_n
+        blocks_in_ub = chip.buffers["UB"] // (2 * work.m * BLOCK * out_bytes)
+        return no_blocks, np.clip(blocks_in_ub, 1, tile_n)
     # many tilings share a pair (blocks of the core, blocks of a tile): each pair is computed once
-    (owned_blocks, tiles), _, row_of_tiling = distinct_rows([work.core_n, tile_n])
-    pairs = zip(owned_blocks.tolist(), tiles.tolist(), strict=True)
-    blocks_of_row = np.array([channel_blocks(demand, chip, *pair) for pair in pairs], np.int64)
-    resident_blocks = blocks_of_row[row_of_tiling]
+    (core_blocks, tile_blocks), _, pair_of_tiling = distinct_rows([work.core_n, tile_n])
+    pairs = zip(core_blocks.tolist(), tile_blocks.tolist(), strict=True)
+    blocks_of_pair = np.array([channel_blocks(demand, chip, *pair) for pair in pairs], np.int64)
+    resident_blocks = blocks_of_pair[pair_of_tiling]
     if not chip.combined:
         return resident_blocks, tile_n
     free_bytes = chip.buffers["UB"] - 2 * resident_blocks * demand.block_bytes
-    return resident_blocks, np.clip(free_bytes // (work.m * BLOCK * demand.tile_bytes), 1, tile_n)
+    blocks_in_ub = free_bytes // (work.m * BLOCK * demand.tile_bytes)
+    return resident_blocks, np.clip(blocks_in_ub, 1, tile_n)
 
 
 def _channel_copies(epilogue: Epilogue | None, chip: Chip) -> tuple[int, int]:
@@ -180,7 +182,8 @@ def _channel_copies(epilogue: Epilogue | None, chip: Chip) -> tuple[int, int]:
     # a vector instruction repeats a block of 16 fp16, but 16 fp32 are two: they are copied 4 times
     copies = [pattern(o.dtype) // FRACTAL if chip.combined else 1 for o in channels]
     copy_bytes = [FRACTAL * DTYPE_BYTES[o.dtype] for o in channels]
-    return sum(copies), sum(u * size for u, size in zip(copies, copy_bytes, strict=True))
+    pairs = zip(copies, copy_bytes, strict=True)
+    return sum(copies), sum(count * size for count, size in pairs)
 
 
 def copy_cycles(
@@ -204,14 +207,14 @@ def weights_stay_in_l0b(job: CubeWork) -> Mask:
     fits: Mask = (
         (work.b_l0 * weight_bytes <= job.chip.buffers["L0B"]) & (work.m_tiles > 1) & job.is_conv
     )
-    return fits & work.keeps_b & (work.stage >= work.units)
+    return fits & work.keeps_b & (work.stage_units >= work.units)
 
 
 def shared_slots(job: CubeWork) -> Array:
     """Return how many slots a convolution's rows and weights share in L1; 0 if they share none."""
     work = job.work
     slots_are_shared: Mask = (
-        job.is_conv & (work.stage < work.units) & (work.a_l1 == 2) & (work.b_l1 == 2)
+        job.is_conv & (work.stage_units < work.units) & (work.a_l1 == 2) & (work.b_l1 == 2)
     )
     return np.where(slots_are_shared, MAX_STAGES_IN_L1, 0)
 
@@ -239,25 +242,26 @@ def vector_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -
 
     A kernel may pad the blocks to whole repeats if that is quicker: the result is the minimum.
     """
-    # a repeat of 256 bytes holds 128 elements of fp16
-    whole_repeats = ceil_div_array(run, chip.vector_bytes_per_repeat // 2) * (
-        chip.vector_bytes_per_repeat // 2
-    )
+    # a repeat of 256 bytes holds 128 elements of fp16: a run of 208 is padded to 256
+    repeat = chip.vector_bytes_per_repeat // 2
+    padded_run = ceil_div_array(run, repeat) * repeat
     return np.minimum(
-        *(_steps_cycles(drain_work, chip, count, run_length) for run_length in (run, whole_repeats))
+        _steps_cycles(drain_work, chip, count, run),
+        _steps_cycles(drain_work, chip, count, padded_run),
     )
 
 
 def _steps_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -> Array:
+    """Return the cycles of the epilogue's steps if a block has `run` elements."""
     total = np.zeros_like(count)
-    assert drain_work.plan is not None and drain_work.epilogue is not None
+    plan = drain_work.plan
+    assert plan is not None and drain_work.epilogue is not None
     operands = {o.name: o for o in drain_work.epilogue.operands}
-    for step in drain_work.plan.steps:
+    for step in plan.steps:
+        # a source is an operand's name, or the number of a tile in UB
         tensor_operands = [operands[s] for s in step.sources if isinstance(s, str)]
-        formats = [o.dtype for o in tensor_operands]
-        formats += [
-            drain_work.plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)
-        ]
+        tiles = [t for t in (step.to, *step.sources) if isinstance(t, int)]
+        formats = [o.dtype for o in tensor_operands] + [plan.tiles[tile] for tile in tiles]
         lanes = chip.vector_bytes_per_repeat // max(DTYPE_BYTES[f] for f in formats)
         cost = chip.vector_costs.get(step.op, chip.vector_costs["default"])
         if not any(o.kind == "channel" for o in tensor_operands):
@@ -265,12 +269,11 @@ def _steps_cycles(drain_work: DrainWork, chip: Chip, count: Array, run: Array) -
             continue
         # With a number per channel each block has its own factor. One instruction handles either
         # the same repeat of all blocks (`across_blocks`) or all repeats of one block.
-        parts = ceil_div_array(run, lanes)
-        across_blocks = parts * (cost.head_cycles + cost.slope_cycles * count)
+        repeats = ceil_div_array(run, lanes)
+        across_blocks = repeats * (cost.head_cycles + cost.slope_cycles * count)
         block_by_block = count * _run_cycles(run, lanes, chip.max_repeat, cost)
-        total = total + np.where(
-            (parts < count) & (count <= chip.max_repeat), across_blocks, block_by_block
-        )
+        goes_across = (repeats < count) & (count <= chip.max_repeat)
+        total = total + np.where(goes_across, across_blocks, block_by_block)
     return total
 
 
@@ -306,7 +309,7 @@ class Busy:
 
     load_a: Floats
     load_b: Floats
-    load_more: Floats
+    load_operands: Floats
     feed_a: Floats
     feed_b: Floats
     cube: Floats
@@ -318,7 +321,7 @@ class Busy:
     @property
     def pipes(self) -> tuple[Floats, ...]:
         """Cycles of MTE2, MTE1, the cube, the drain and the store."""
-        load = self.load_a + self.load_b + self.load_more
+        load = self.load_a + self.load_b + self.load_operands
         feed = self.feed_a + self.feed_b
         return load, feed, self.cube, self.drain, self.store
 
@@ -327,9 +330,9 @@ def turns_of(job: CubeWork) -> Array:
     """Return how many times the cube accumulates into one tile: the K tiles of all its stages."""
     work = job.work
     # 9 taps, 5 units in stages of 2, K tiles of 4: turns 5 + 5 + 3, for 18, 18 and 9 fractals
-    stages = ceil_div_array(work.units, work.stage)
-    last_units = work.units - (stages - 1) * work.stage
-    turns_per_stage = ceil_div_array(work.stage * job.taps, work.k)
+    stages = ceil_div_array(work.units, work.stage_units)
+    last_units = work.units - (stages - 1) * work.stage_units
+    turns_per_stage = ceil_div_array(work.stage_units * job.taps, work.k)
     turns_of_last_stage = ceil_div_array(last_units * job.taps, work.k)
     return (stages - 1) * turns_per_stage + turns_of_last_stage
 
@@ -349,7 +352,7 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     work = job.work
     flag_cycles = job.chip.flag_cycles
     tiles = work.m_tiles * work.n_tiles * work.bundles
-    products = work.bundles * work.m_sum * work.core_n * work.units * job.taps
+    products = work.bundles * work.m_fractals * work.core_n * work.units * job.taps
     # a turn waits for A and for B and gives both slots back: 4 flags; resident weights need none
     flag_cycles_per_turn = np.where(weights_stay_in_l0b(job), 2 * flag_cycles, 4 * flag_cycles)
     overheads = tiles * (
@@ -358,14 +361,23 @@ def busy_of(job: CubeWork, drain_work: DrainWork) -> Busy:
     load_a, load_b, a_copies, b_copies = _loads(job)
     feed_a, feed_b = _feeds(job)
     operands = drain_work.epilogue.of_kind("tile") if drain_work.epilogue and chip.combined else ()
-    elements = work.pixel_sum * work.core_n * FRACTAL * work.bundles
+    elements = work.m_pixels * work.core_n * FRACTAL * work.bundles
     operand_cycles = (
         elements * sum(DTYPE_BYTES[o.dtype] for o in operands) * drain_work.in_cycles_per_byte
     )
     cube = overheads + products * float(cycles_per_fractal_pair(job))
     drain, store = _drains(job, drain_work, tiles, elements)
     return Busy(
-        load_a, load_b, operand_cycles, feed_a, feed_b, cube, drain, store, a_copies, b_copies
+        load_a=load_a,
+        load_b=load_b,
+        load_operands=operand_cycles,
+        feed_a=feed_a,
+        feed_b=feed_b,
+        cube=cube,
+        drain=drain,
+        store=store,
+        a_copies=a_copies,
+        b_copies=b_copies,
     )
 
 
@@ -379,7 +391,7 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     flag_cycles = job.chip.flag_cycles
     fractal_bytes = job.area_bytes
     startup_cycles = job.chip.path("GM", "L1").startup_cycles
-    stages = ceil_div_array(work.units, work.stage)
+    stages = ceil_div_array(work.units, work.stage_units)
     turns = turns_of(job)
     depth = work.units * job.taps
     a_reads_per_tile = np.where(work.keeps_a & ~work.n_is_outer, 1, work.n_tiles)
@@ -392,7 +404,7 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     b_copies = np.where(work.bypass_b, b_tile_reads * turns, staged_b_copies)
     # if B bypasses L1, it is copied one row of fractals at a time, each with a separate startup
     b_copy_starts = np.where(work.bypass_b, b_tile_reads * depth, staged_b_copies)
-    a_bytes = work.bundles * a_reads_per_tile * work.unit_sum * work.units
+    a_bytes = work.bundles * a_reads_per_tile * work.m_unit_bytes * work.units
     b_bytes = work.bundles * b_reads_per_tile * work.core_n * depth * fractal_bytes
     flag_cycles_per_load = np.where(shared_slots(job) > 0, 0, 2 * flag_cycles)
     a_cycles = a_bytes * job.a.cycles_per_byte + a_copies * (startup_cycles + 2 * flag_cycles)
@@ -412,7 +424,7 @@ def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
     feed_flag_cycles = 2 * chip.flag_cycles * turns_of(job) * work.m_tiles * work.n_tiles
     a_copies_per_column, b_copies_per_tile = _feed_copies(job)
     # all tiles of A that one column of tiles needs, and all tiles of B that one row needs
-    a_transfer_cycles = depth * work.m_sum * fractal_bytes / l0a.rate_bytes_per_cycle
+    a_transfer_cycles = depth * work.m_fractals * fractal_bytes / l0a.rate_bytes_per_cycle
     b_transfer_cycles = depth * work.core_n * fractal_bytes / l0b.rate_bytes_per_cycle
     a_startup_cycles = a_copies_per_column * l0a.startup_cycles
     b_startup_cycles = work.n_tiles * b_copies_per_tile * l0b.startup_cycles
@@ -439,8 +451,8 @@ def _feed_copies(job: CubeWork) -> tuple[Array, Array]:
         return turns * work.m_tiles, turns
     # a product copies row by row or column by column of fractals: full tiles have min(m, k) of each
     depth = work.units * job.taps
-    full_tiles = (work.m_sum // work.m) * (depth // np.maximum(work.stage, work.k))
-    full_tile_copies = np.minimum(work.m, work.k) * full_tiles * (work.stage // work.k)
+    full_tiles = (work.m_fractals // work.m) * (depth // np.maximum(work.stage_units, work.k))
+    full_tile_copies = np.minimum(work.m, work.k) * full_tiles * (work.stage_units // work.k)
     return np.maximum(turns * work.m_tiles, full_tile_copies), depth
 
 
@@ -478,11 +490,11 @@ def fill_cycles(job: CubeWork) -> tuple[Floats, Floats, Floats]:
     work = job.work
     fractal_bytes = job.area_bytes
     path = chip.path("GM", "L1")
-    m = job.tile_list.fractals[work.first]
+    m = job.tile_list.fractals[work.first_tile]
     n = np.where(work.n_tiles == 1, work.n_last, work.n)
-    stage = np.minimum(work.stage, work.units)
+    stage = np.minimum(work.stage_units, work.units)
     depth = np.minimum(work.k, stage * job.taps)
-    a_bytes = job.tile_list.unit_bytes[work.first] * np.where(work.keeps_a, work.units, stage)
+    a_bytes = job.tile_list.unit_bytes[work.first_tile] * np.where(work.keeps_a, work.units, stage)
     b_bytes = n * fractal_bytes * np.where(work.keeps_b, work.units, stage) * job.taps
     a_cycles = np.where(work.bypass_a, 0, copy_cycles(path, a_bytes, job.a.cycles_per_byte))
     b_cycles = np.where(work.bypass_b, 0, copy_cycles(path, b_bytes, job.b.cycles_per_byte))
@@ -499,7 +511,7 @@ def flush_cycles(job: CubeWork, drain_work: DrainWork) -> Floats:
     work = job.work
     element_bytes = DTYPE_BYTES[drain_work.out_dtype]
     # the last tile in the core's list, which may be lower than the others
-    run = job.tile_list.pixels[work.first + work.m_tiles - 1] * FRACTAL
+    run = job.tile_list.pixels[work.first_tile + work.m_tiles - 1] * FRACTAL
     if not chip.combined:
         path = chip.path("L0C", "GM")
         copy = copy_cycles(path, run * work.n_last * element_bytes, drain_work.out_cycles_per_byte)
@@ -554,7 +566,7 @@ def _out_of_l0c(job: CubeWork, drain_work: DrainWork, tiles: Array) -> Floats:
         tile_cycles = path.startup_cycles
         if drain_work.plan is not None:
             element_bytes = DTYPE_BYTES[drain_work.plan.tiles[drain_work.plan.start]]
-    elements = work.pixel_sum * work.core_n * FRACTAL * work.bundles
+    elements = work.m_pixels * work.core_n * FRACTAL * work.bundles
     largest = work.m * np.minimum(work.n, work.core_n) * BLOCK
     total: Floats = (tiles - 1) * tile_cycles + np.maximum(
         elements - largest, 0

@@ -73,11 +73,11 @@ def thinned(values: Array, ratio: float) -> Array:
 
     1, 2, 3, 5, 8 with ratio 2 become 1, 2, 5.
     """
-    kept: list[int] = []
+    spaced_values: list[int] = []
     for value in values.tolist():
-        if not kept or value >= ratio * kept[-1]:
-            kept.append(value)
-    return np.array(kept, np.int64)
+        if not spaced_values or value >= ratio * spaced_values[-1]:
+            spaced_values.append(value)
+    return np.array(spaced_values, np.int64)
 
 
 def core_counts(core_count: int, ratio: float) -> list[int]:
@@ -91,8 +91,8 @@ def core_counts(core_count: int, ratio: float) -> list[int]:
 def coded(column: Array) -> tuple[Array, Array]:
     """Return the distinct values in ascending order, and each entry's index among them."""
     # (8, 2, 8) has the values (2, 8), at which its entries have the indices 1, 0, 1
-    occurs = np.bincount(column.astype(np.intp)) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[column]
+    is_present = np.bincount(column.astype(np.intp)) > 0
+    return np.flatnonzero(is_present), (np.cumsum(is_present) - 1)[column]
 
 
 def distinct_rows(columns: Sequence[Array]) -> tuple[list[Array], Array, Array]:
@@ -122,19 +122,21 @@ def cross_product(table: Columns, more: Columns) -> Columns:
     return out | {name: np.tile(column, count) for name, column in more.items()}
 
 
-def with_column(table: Columns, name: str, lists: Sequence[Array], which: Array) -> Columns:
-    """Return each row once for every value of list number `which[row]`, as column `name`.
+def with_column(table: Columns, name: str, lists: Sequence[Array], list_of_row: Array) -> Columns:
+    """Return each row once for every value of list number `list_of_row[row]`, as column `name`.
 
-    Rows (r0, r1) with lists ([1, 2], [3]) and `which` (0, 1) become (r0, 1), (r0, 2), (r1, 3).
+    Rows (r0, r1) with the lists [1, 2] and [3] become (r0, 1), (r0, 2), (r1, 3).
     """
     lengths = np.array([len(values) for values in lists], np.intp)
-    # `within` counts 0, 1, 2, ... inside the copies of a row; the lists lie end to end in `flat`
-    starts = np.cumsum(lengths) - lengths
-    times = lengths[which]
-    index = np.repeat(np.arange(len(which)), times)
-    within = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
+    # the lists lie end to end in `flat`: lengths (2, 1) start at 0 and 2
     flat = np.concatenate([np.asarray(values, np.int64) for values in lists])
-    return rows_at(table, index) | {name: flat[starts[which[index]] + within]}
+    starts = np.cumsum(lengths) - lengths
+    copies = lengths[list_of_row]
+    row = np.repeat(np.arange(len(list_of_row)), copies)
+    # 0, 1, 2, ... inside the copies of a row
+    first_copy = np.cumsum(copies) - copies
+    position = np.arange(len(row)) - np.repeat(first_copy, copies)
+    return rows_at(table, row) | {name: flat[starts[list_of_row[row]] + position]}
 
 
 class CubeSpace(TableSpace):
@@ -156,10 +158,11 @@ class CubeSpace(TableSpace):
         coded_columns = [coded(table[name]) for name in names]
         _, first, _ = distinct_rows([code for _, code in coded_columns])
         self.genes: Columns = {name: table[name][first] for name in names}
-        pairs = zip(names, coded_columns, strict=True)
-        values = tuple(tuple(word_of(n, int(v)) for v in numbers) for n, (numbers, _) in pairs)
+        values = []
+        for name, (numbers, _) in zip(names, coded_columns, strict=True):
+            values.append(tuple(word_of(name, int(number)) for number in numbers))
         codes = np.stack([code[first] for _, code in coded_columns], axis=1)
-        self._set_table(names, values, codes.astype(np.int32))
+        self._set_table(names, tuple(values), codes.astype(np.int32))
 
 
 def word_of(name: str, number: int) -> int | str:
@@ -174,7 +177,15 @@ def number_of(name: str, value: int | str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OperatorKind:
-    """The functions in which products and convolutions differ; `roles` maps tensors to "a", "b"."""
+    """The functions in which products and convolutions differ.
+
+    - names: the genes in the order of decision
+    - space: all tilings of a shape on a chip
+    - row: the genes of a schedule as a table of one row
+    - schedule: the schedule of a point
+    - default: the schedule that is used without a search
+    - roles: the tensors that are the operands "a" and "b", if they have other names
+    """
 
     names: tuple[str, ...]
     space: Callable[..., CubeSpace]
@@ -188,6 +199,8 @@ GEMM_NAMES = (
     *("rows", "cols", "m", "n", "order", "keep", "bypass"),
     *("k", "step", "a_l1", "b_l1", "a_l0", "b_l0"),
 )
+"""The genes of a product: rows and columns of cores, L0 tile, loop order, operands that stay in L1
+or bypass it, K tile, K tiles in a stage, and numbers of slots."""
 LOOP_GENES = ("order", "keep", "bypass")
 SLOT_GENES = ("a_l1", "b_l1", "a_l0", "b_l0")
 LOOP_CHOICES = tuple(
@@ -205,15 +218,15 @@ def gemm_space(
     shape: GemmShape,
     chip: Chip,
     demand: Demand | None = None,
-    most: int = MAX_POINTS,
+    max_points: int = MAX_POINTS,
     *,
     default: bool | GemmSchedule = True,
 ) -> CubeSpace:
     """Return all tilings of a product; raises `CapacityError` if not even the smallest fits.
 
-    A space of more than `most` points is thinned out: tile sizes keep one of `SPACING_RATIOS`
-    between them. `default` adds a schedule that thinning must not drop: True for the best in closed
-    form.
+    A space of more than `max_points` points is thinned out: tile sizes keep one of
+    `SPACING_RATIOS` between them. `default` adds a schedule that thinning must not drop: True for
+    the best in closed form.
     """
     chip = chip_left(chip, demand)
     row = _default_row(shape, chip, demand) if default is True else {}
@@ -221,10 +234,10 @@ def gemm_space(
     for ratio in SPACING_RATIOS:
         table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
         # loop orders, kept operands and slots multiply the rows by 4 or more: do not even try
-        if 4 * len(table["m"]) > most and ratio < SPACING_RATIOS[-1]:
+        if 4 * len(table["m"]) > max_points and ratio < SPACING_RATIOS[-1]:
             continue
         table = _orders_and_slots(shape, chip, demand, table)
-        if len(table["m"]) < most:
+        if len(table["m"]) < max_points:
             break
     all_rows = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in GEMM_NAMES}
     return CubeSpace(shape, chip, demand, GEMM_NAMES, all_rows)
@@ -247,16 +260,16 @@ def side_options(total: int, max_tile: int, cores: int, ratio: float) -> Array:
     return np.array(sorted(pairs), np.int64).reshape(-1, 2)
 
 
-def tile_fits(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -> Mask:
+def tile_fits(shape: GemmShape, chip: Chip, demand: Demand | None, table: Columns) -> Mask:
     """Tell which tiles of C fit L0C and, on their way out, UB or the bias table."""
     # a fractal of sums, fp32 or int32, has 16 x 16 x 4 bytes = 1 KiB
-    fits: Mask = t["m"] * t["n"] * FRACTAL * FRACTAL * 4 <= chip.buffers["L0C"]
+    fits: Mask = table["m"] * table["n"] * FRACTAL * FRACTAL * 4 <= chip.buffers["L0C"]
     if demand is None:
         # C leaves through UB at least one column of fractals at a time, in two slots
-        column = t["m"] * FRACTAL * FRACTAL * DTYPE_BYTES[shape.out_dtype]
+        column = table["m"] * FRACTAL * FRACTAL * DTYPE_BYTES[shape.out_dtype]
         return fits & (2 * column <= chip.buffers["UB"]) if chip.combined else fits
-    ones = np.ones_like(t["m"])
-    fitting_rows = fitting(demand, chip, Tilings(t["m"], ones, t["n"], ones, ones, ones))
+    ones = np.ones_like(table["m"])
+    fitting_rows = fitting(demand, chip, Tilings(table["m"], ones, table["n"], ones, ones, ones))
     return fits & np.isin(np.arange(len(ones)), fitting_rows)
 
 
@@ -285,9 +298,9 @@ def _depths(shape: GemmShape, chip: Chip, table: Columns, ratio: float) -> Colum
 
 def with_l0_slots(table: Columns, chip: Chip, area: int) -> Columns:
     """Return the rows whose tiles fit L0, with as many slots as fit."""
-    for side, name, space in (("m", "a_l0", "L0A"), ("n", "b_l0", "L0B")):
+    for side, name, buffer in (("m", "a_l0", "L0A"), ("n", "b_l0", "L0B")):
         # 64 KiB of L0A hold one tile of 40 KiB, and two of 20 KiB: a third slot is not used
-        table[name] = np.minimum(chip.buffers[space] // (table[side] * table["k"] * area), 2)
+        table[name] = np.minimum(chip.buffers[buffer] // (table[side] * table["k"] * area), 2)
     return rows_at(table, (table["a_l0"] > 0) & (table["b_l0"] > 0))
 
 
@@ -295,33 +308,40 @@ def _orders_and_slots(
     shape: GemmShape, chip: Chip, demand: Demand | None, table: Columns
 ) -> Columns:
     """Add loop order, the operands that stay in or bypass L1, and the slots of L1."""
-    parts = []
-    alike = _order_is_irrelevant(shape, chip, demand, table)
-    for choice in LOOP_CHOICES:
-        words = TEXT_GENES["bypass"][choice[2]].upper()
+    tables = []
+    irrelevant = _order_is_irrelevant(shape, chip, demand, table)
+    for order, keep, bypass in LOOP_CHOICES:
+        operands = TEXT_GENES["bypass"][bypass].upper()
         # without a path from GM to L0A no tiling lets A bypass L1
-        if any(("GM", f"L0{name}") not in chip.paths for name in words):
+        if any(("GM", f"L0{operand}") not in chip.paths for operand in operands):
             continue
-        genes = {n: np.full_like(table["m"], v) for n, v in zip(LOOP_GENES, choice, strict=True)}
-        t = table | genes
-        agreements = [t[name] == column for name, column in _canonical(shape, t).items()]
+        numbers = {"order": order, "keep": keep, "bypass": bypass}
+        choice_table = dict(table)
+        for name, number in numbers.items():
+            choice_table[name] = np.full_like(table["m"], number)
+        canonical_genes = _canonical(shape, choice_table)
+        agreements = [choice_table[name] == column for name, column in canonical_genes.items()]
         # order nm is left out if it has no effect, unless B stays in L1 with it
-        agreements += [~alike] if choice[0] and not choice[1] else []
-        canonical_rows = rows_at(t, np.all(agreements, axis=0))
-        parts.append(with_l1_slots(canonical_rows, chip, *slot_bytes(shape, canonical_rows)))
-    return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        if order and not keep:
+            agreements.append(~irrelevant)
+        canonical_rows = rows_at(choice_table, np.all(agreements, axis=0))
+        a_bytes, b_bytes = slot_bytes(shape, canonical_rows)
+        tables.append(with_l1_slots(canonical_rows, chip, a_bytes, b_bytes))
+    return {name: np.concatenate([part[name] for part in tables]) for name in tables[0]}
 
 
-def _order_is_irrelevant(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -> Mask:
+def _order_is_irrelevant(
+    shape: GemmShape, chip: Chip, demand: Demand | None, table: Columns
+) -> Mask:
     """Tell where the loop order has no effect: equal tiles on the largest core, all in L2."""
     m1, k1, n1 = shape.fractals
     stored = demand.stored_bytes + demand.loaded_bytes if demand else DTYPE_BYTES[shape.out_dtype]
     total_bytes = (m1 + n1) * k1 * area_of(shape.dtype) + m1 * n1 * FRACTAL * FRACTAL * stored
     # of several rows of cores the first has full tiles only: a ragged one is on the last row
-    even_m = (t["rows"] > 1) | (m1 % t["m"] == 0)
-    even_n = (t["cols"] > 1) | (n1 % t["n"] == 0)
-    alike: Mask = even_m & even_n & (total_bytes <= chip.l2.size_bytes)
-    return alike
+    even_m = (table["rows"] > 1) | (m1 % table["m"] == 0)
+    even_n = (table["cols"] > 1) | (n1 % table["n"] == 0)
+    irrelevant: Mask = even_m & even_n & (total_bytes <= chip.l2.size_bytes)
+    return irrelevant
 
 
 def uses(table: Columns, gene: str, name: str) -> Mask:
@@ -331,16 +351,16 @@ def uses(table: Columns, gene: str, name: str) -> Mask:
     return mask
 
 
-def slot_bytes(shape: GemmShape, t: Columns) -> tuple[Array, Array]:
+def slot_bytes(shape: GemmShape, table: Columns) -> tuple[Array, Array]:
     """Return the bytes of one slot of A and of B in L1."""
     k1 = shape.fractals[1]
     area = area_of(shape.dtype)
-    stage = t["k"] * t["step"]
+    stage = table["k"] * table["step"]
     sizes = []
     for side, name in (("m", "a"), ("n", "b")):
         # an operand that stays in L1 is there with its whole depth, not only with a stage
-        depth = np.where(uses(t, "keep", name), k1, stage)
-        sizes.append(np.where(uses(t, "bypass", name), 0, t[side] * depth * area))
+        depth = np.where(uses(table, "keep", name), k1, stage)
+        sizes.append(np.where(uses(table, "bypass", name), 0, table[side] * depth * area))
     return sizes[0], sizes[1]
 
 
@@ -367,31 +387,30 @@ def with_l1_slots(table: Columns, chip: Chip, a: Array, b: Array) -> Columns:
     return {name: np.concatenate([c, second_choice[name]]) for name, c in fitting_rows.items()}
 
 
-def _canonical(shape: GemmShape, t: Columns) -> Columns:
+def _canonical(shape: GemmShape, table: Columns) -> Columns:
     """Return the genes keep, order and step that represent all tilings with the same kernel.
 
     With one stage and one tile of n on a core, A is loaded once anyway: "keep a" equals "".
     """
     m1, k1, n1 = shape.fractals
     # 10 fractals in tiles of 4 on 2 rows of cores: 3 tiles, of which the busier row has 2
-    m_tiles, n_tiles = (
-        ceil_div_array(ceil_div_array(s, t[x]), t[c])
-        for s, x, c in ((m1, "m", "rows"), (n1, "n", "cols"))
-    )
-    one_stage = t["k"] * t["step"] >= k1
-    keep = np.where(one_stage & (t["keep"] == 1) & (n_tiles == 1), 0, t["keep"])
-    keep = np.where(one_stage & (t["keep"] == 2) & (m_tiles == 1), 0, keep)
-    stays = {n: uses(t | {"keep": keep}, "keep", n) | uses(t, "bypass", n) for n in "ab"}
+    m_tiles = ceil_div_array(ceil_div_array(m1, table["m"]), table["rows"])
+    n_tiles = ceil_div_array(ceil_div_array(n1, table["n"]), table["cols"])
+    one_stage = table["k"] * table["step"] >= k1
+    keep = np.where(one_stage & (table["keep"] == 1) & (n_tiles == 1), 0, table["keep"])
+    keep = np.where(one_stage & (table["keep"] == 2) & (m_tiles == 1), 0, keep)
+    stays = {n: uses(table | {"keep": keep}, "keep", n) | uses(table, "bypass", n) for n in "ab"}
     one_tile = (m_tiles == 1) | (n_tiles == 1)
     return {
         "keep": keep,
-        "order": np.where(one_tile & (keep == 0), 0, t["order"]),
+        "order": np.where(one_tile & (keep == 0), 0, table["order"]),
         # nothing is loaded stage by stage: the number of K tiles in a stage has no effect
-        "step": np.where(stays["a"] & stays["b"], 1, t["step"]),
+        "step": np.where(stays["a"] & stays["b"], 1, table["step"]),
     }
 
 
 def _default_row(shape: GemmShape, chip: Chip, demand: Demand | None) -> Columns:
+    """Return the genes of the best schedule by the closed form; raise an error if none fits."""
     tilings = candidates(shape, chip)
     tilings = tilings.take(fitting(demand, chip, tilings))
     if not len(tilings.m):

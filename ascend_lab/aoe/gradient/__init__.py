@@ -167,22 +167,19 @@ def tune_gradients(
     # a cost that the caller gives is exact by definition
     cost_error = 0.0 if cost else _largest_table_error(best_plan, profile, table, topology)
     forms = planning.forms_of(best_plan, gradients, table)
-    bound_s = bound(gradients, table)
-    spent_s = time.monotonic() - started
-    warnings = tuple(source.knowledge.warnings)
     return GradientTuning(
-        graph.name,
-        chip,
-        topology,
-        profile,
-        best_plan,
-        forms,
-        bound_s,
-        cost_error,
-        outcome,
-        spent_s,
-        warnings,
-        dict(source.settings),
+        name=graph.name,
+        chip=chip,
+        topology=topology,
+        profile=profile,
+        plan=best_plan,
+        forms=forms,
+        bound_s=bound(gradients, table),
+        cost_error=cost_error,
+        outcome=outcome,
+        spent_s=time.monotonic() - started,
+        warnings=tuple(source.knowledge.warnings),
+        settings=dict(source.settings),
     )
 
 
@@ -268,7 +265,18 @@ def _store_profile(knowledge: Knowledge, key: BankKey, profile: Profile, clock_h
     features = tuple(math.log2(max(n, 1)) for n in (len(rows), total_bytes))
     data = {"times_s": times, "gradients": rows}
     # A profile is not a schedule that beats a default: before and after are the step itself.
-    entry = BankEntry(key, data, cycles, cycles, None, False, "simulated", 0, 1, features=features)
+    entry = BankEntry(
+        key=key,
+        schedule=data,
+        before_cycles=cycles,
+        after_cycles=cycles,
+        bound_cycles=None,
+        proven=False,
+        search="simulated",
+        seed=0,
+        trials=1,
+        features=features,
+    )
     return knowledge.keep(entry)
 
 
@@ -314,7 +322,8 @@ def plan_table(plan: GradientPlan, rows: Sequence[Gradient], marked: str = "") -
     lines.append("other ways to split, when they end, and what the plan gains over them:")
     for name, end in plan.baselines.items():
         note = "  (= before)" if name == marked else ""
-        note += f"  (breaks the limit: not among {_limits(plan)})" * (name in plan.over_limit)
+        if name in plan.over_limit:
+            note += f"  (breaks the limit: not among {_limits(plan)})"
         lines.append(f"  {name:<15} {end * 1e6:>14.3f} us  {plan.gain(name):>+9.2%}{note}")
     return lines
 
@@ -345,13 +354,14 @@ def forms_text(forms: Forms) -> list[str]:
         # gradients count from 0: the last index + 1 is their number
         alone = ": every gradient by itself" if buckets == forms.by_idx[-1] + 1 else ""
         ddp += f"; smaller than any useful cap{alone}"
-    large = "  # segments larger than asked: HCCL takes 8" if forms.hccl_too_large else ""
+    idx_note = "  # segments larger than asked: HCCL takes 8" if forms.hccl_too_large else ""
     # 5 segments but 4 shares: one segment was too small for a share
     dropped = len(forms.by_idx) - len(forms.by_size)
-    shares = f"  # {dropped} segments too small for a share are joined with a neighbour"
+    size_note = f"  # {dropped} segments too small for a share are joined with a neighbour"
+    size_note = size_note if dropped else ""
     return [
-        f"set_split_strategy_by_idx({list(forms.by_idx)}){large}",
-        f"set_split_strategy_by_size({list(forms.by_size)}){shares * bool(dropped)}",
+        f"set_split_strategy_by_idx({list(forms.by_idx)}){idx_note}",
+        f"set_split_strategy_by_size({list(forms.by_size)}){size_note}",
         f"all_reduce_fusion_config={list(forms.mindspore)}",
         f"DistributedDataParallel(bucket_cap_mb={forms.ddp_cap_mib:.9g})  # {ddp}",
     ]
@@ -359,28 +369,31 @@ def forms_text(forms: Forms) -> list[str]:
 
 def tuning_text(tuning: GradientTuning) -> list[str]:
     """Return the result of the gradient tuner as lines of text."""
-    t = tuning
-    p = tuning.profile
-    default_step_s = t.step_s(DEFAULT_BASELINE)
-    plan_step_s = t.step_s()
-    where = f"{t.topology.size} devices of {t.topology.name}"
-    times = {"forward": p.forward_s, "backward": p.backward_s, "update": p.update_s}
+    profile = tuning.profile
+    default_step_s = tuning.step_s(DEFAULT_BASELINE)
+    plan_step_s = tuning.step_s()
+    where = f"{tuning.topology.size} devices of {tuning.topology.name}"
+    times = {
+        "forward": profile.forward_s,
+        "backward": profile.backward_s,
+        "update": profile.update_s,
+    }
     shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in times.items())
     baseline_gloss = "HCCL's split where nobody tunes it"
     step_times = f"{default_step_s * 1e3:.4f} ms -> {plan_step_s * 1e3:.4f} ms a step"
-    gain = f"{t.gain(DEFAULT_BASELINE):.2%}, {step_times}"
-    source = "from the bank" if t.outcome == "hit" else "timed anew"
-    count = len(p.gradients)
-    spent = f"{t.spent_s:.1f} s, profile {source}"
+    gain = f"{tuning.gain(DEFAULT_BASELINE):.2%}, {step_times}"
+    source = "from the bank" if tuning.outcome == "hit" else "timed anew"
+    count = len(profile.gradients)
+    spent = f"{tuning.spent_s:.1f} s, profile {source}"
     return [
-        f"{t.name}: {count} gradients on {where}, {spent}",
+        f"{tuning.name}: {count} gradients on {where}, {spent}",
         f"gdat process finished. Performance improved by {gain}",
         f"  = {GAIN_FORMULA}; gdat is gradient tuning: which gradients share an all-reduce",
         f"  before: with {DEFAULT_BASELINE}, {baseline_gloss}; after: with this plan",
-        f"  {shares}; {t.scaling:.1%} of one device's speed is left",
-        *plan_table(t.plan, p.gradients, DEFAULT_BASELINE),
-        bound_text(t.bound_s),
-        *forms_text(t.forms),
+        f"  {shares}; {tuning.scaling:.1%} of one device's speed is left",
+        *plan_table(tuning.plan, profile.gradients, DEFAULT_BASELINE),
+        bound_text(tuning.bound_s),
+        *forms_text(tuning.forms),
     ]
 
 
@@ -389,40 +402,39 @@ def section(tuning: GradientTuning) -> dict[str, Any]:
 
     "basic" and "GDAT" have the keys of CANN's report; "ascend_lab" adds what only we compute.
     """
-    t = tuning
-    p = tuning.profile
-    default_step_s = t.step_s(DEFAULT_BASELINE)
-    plan_step_s = t.step_s()
+    profile = tuning.profile
+    default_step_s = tuning.step_s(DEFAULT_BASELINE)
+    plan_step_s = tuning.step_s()
     return {
-        "basic": {"tuning_name": t.name, "tuning_time(s)": round(t.spent_s)},
+        "basic": {"tuning_name": tuning.name, "tuning_time(s)": round(tuning.spent_s)},
         "GDAT": {
             "model_baseline_performance(ms)": round(default_step_s * 1e3, 9),
-            "model_performance_improvement": f"{t.gain(DEFAULT_BASELINE):.2%}",
+            "model_performance_improvement": f"{tuning.gain(DEFAULT_BASELINE):.2%}",
             "model_result_performance(ms)": round(plan_step_s * 1e3, 9),
             "gdat_tuning_result": "tuning successful",
         },
         "ascend_lab": {
             "note": "times are results of the model, not measurements",
-            "chip": t.chip.name,
-            "core_count": t.chip.core_count,
-            "cluster": t.topology.name,
-            "devices": t.topology.size,
+            "chip": tuning.chip.name,
+            "core_count": tuning.chip.core_count,
+            "cluster": tuning.topology.name,
+            "devices": tuning.topology.size,
             "tool_version": __version__,
             "improvement_formula": GAIN_FORMULA,
             "improvement_from": DEFAULT_BASELINE,
-            "profile": t.outcome,
-            "settings": {k: str(v) for k, v in t.settings.items()},
-            "forward(us)": p.forward_s * 1e6,
-            "backward(us)": p.backward_s * 1e6,
-            "update(us)": p.update_s * 1e6,
-            "gradients": len(p.gradients),
-            "gradient_bytes": sum(row.size_bytes for row in p.gradients),
-            "scaling": t.scaling,
-            "bound_us": t.bound_s * 1e6,
-            "cost_table_error": t.cost_error,
-            "step_gain": {name: t.gain(name) for name in t.plan.baselines},
-            **t.plan.as_dict(),
-            "forms": t.forms.as_dict(),
-            "warnings": list(t.warnings),
+            "profile": tuning.outcome,
+            "settings": {k: str(v) for k, v in tuning.settings.items()},
+            "forward(us)": profile.forward_s * 1e6,
+            "backward(us)": profile.backward_s * 1e6,
+            "update(us)": profile.update_s * 1e6,
+            "gradients": len(profile.gradients),
+            "gradient_bytes": sum(row.size_bytes for row in profile.gradients),
+            "scaling": tuning.scaling,
+            "bound_us": tuning.bound_s * 1e6,
+            "cost_table_error": tuning.cost_error,
+            "step_gain": {name: tuning.gain(name) for name in tuning.plan.baselines},
+            **tuning.plan.as_dict(),
+            "forms": tuning.forms.as_dict(),
+            "warnings": list(tuning.warnings),
         },
     }

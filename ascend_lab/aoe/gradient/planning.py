@@ -47,7 +47,9 @@ DDP_PER_OCTAVE = 16
 HCCL_FIRST_SHARE = 0.9654
 """Share of the bytes in the first of HCCL's two default segments (the best for ResNet-50)."""
 HCCL_SEGMENTS = 8
+"""Largest number of segments that HCCL takes."""
 GDAT_SEGMENTS = 8
+"""Largest number of segments of the rule of CANN's gradient tuner."""
 SHARE_UNITS = 6400
 """Shares are multiples of 1/64 percent, which floats represent exactly: their sum is 100."""
 
@@ -99,7 +101,7 @@ def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Sp
         count = int(np.ceil(per_octave * np.log2(total_bytes / smallest_bytes))) + 1
     sizes = [smallest_bytes * 2 ** (step / per_octave) for step in range(count + 1)]
     caps = [float(round(min(total_bytes, size))) for size in sizes]
-    splits_by_cap = [legal(table, by_cap(table, cap)) for cap in caps]
+    splits_by_cap = [with_format_cuts(table, by_cap(table, cap)) for cap in caps]
     ends = [end_s(table, price, split) for split in splits_by_cap]
     best = ends.index(min(ends))
     return caps[best], splits_by_cap[best], ends[best]
@@ -179,7 +181,7 @@ BASELINES: dict[str, Callable[[Table, Cost], Split]] = {
 }
 
 
-def legal(table: Table, split: Split) -> Split:
+def with_format_cuts(table: Table, split: Split) -> Split:
     """Return the split with additional cuts wherever a bucket would mix number formats."""
     # a bucket must end before a gradient that may not share a bucket with its predecessor
     forced = np.flatnonzero(table.first[1:] == np.arange(1, table.count)).tolist()
@@ -188,7 +190,7 @@ def legal(table: Table, split: Split) -> Split:
 
 def baseline(name: str, table: Table, cost: Cost) -> Split:
     """Return the split of a named baseline, cut where the number format changes."""
-    return legal(table, BASELINES[name](table, cost))
+    return with_format_cuts(table, BASELINES[name](table, cost))
 
 
 # -- the plan -------------------------------------------------------------------------------------
@@ -263,13 +265,13 @@ def plan(
         if not table.allows(baseline_split, max_segments):
             over_limit.append(name)
     return GradientPlan(
-        split,
-        end,
-        baseline_ends,
-        tuple(over_limit),
-        float(table.ready_s[-1]),
-        max_segments,
-        max_bytes,
+        segments=split,
+        end_s=end,
+        baselines=baseline_ends,
+        over_limit=tuple(over_limit),
+        ready_s=float(table.ready_s[-1]),
+        max_segments=max_segments,
+        max_bytes=max_bytes,
     )
 
 
@@ -348,20 +350,17 @@ def forms_of(
     table = splits.table_of(rows)
     price = price_of(cost)
     shares = by_size(hccl.segments, rows)
-    cap, split, end = best_cap(table, price, DDP_PER_OCTAVE)
-    shares_end_s = end_s(table, price, legal(table, split_by_size(shares, rows)))
-    hccl_lasts = tuple(last for _, last in hccl.segments)
-    mindspore_lasts = tuple(last for _, last in best.segments[:-1])
+    cap_bytes, ddp_segments, ddp_end_s = best_cap(table, price, DDP_PER_OCTAVE)
     return Forms(
-        hccl,
-        hccl_lasts,
-        shares,
-        mindspore_lasts,
-        cap / MIB,
-        split,
-        end,
-        shares_end_s,
-        too_large,
+        hccl=hccl,
+        by_idx=tuple(last for _, last in hccl.segments),
+        by_size=shares,
+        mindspore=tuple(last for _, last in best.segments[:-1]),
+        ddp_cap_mib=cap_bytes / MIB,
+        ddp_segments=ddp_segments,
+        ddp_end_s=ddp_end_s,
+        shares_end_s=end_s(table, price, with_format_cuts(table, split_by_size(shares, rows))),
+        hccl_too_large=too_large,
     )
 
 
@@ -373,8 +372,8 @@ def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
     """
     sums = splits.table_of(rows).sums_bytes
     total = float(sums[-1]) or 1.0
-    # Running sums are rounded, not single shares: the differences add up to the whole.
-    # three equal segments end at 2133, 4267 and 6400 units: 2133, 2134 and 2133 units long
+    # Running sums are rounded, not single shares: the differences then add up to 6400 units. Three
+    # equal segments end at 2133, 4267 and 6400: they are 2133, 2134 and 2133 units long.
     segment_ends = [round(SHARE_UNITS * float(sums[last + 1]) / total) for _, last in split]
     segment_ends[-1] = SHARE_UNITS
     segment_starts = [0, *segment_ends[:-1]]

@@ -50,6 +50,7 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
 
 
 def _number(where: str, name: str, value: object) -> float:
+    """Return a number from a cell; raise `InputError`, which names the row, for other text."""
     # the cells of a CSV file are text, the values of JSON are numbers already
     number = number_of(value) if isinstance(value, str) else json_number(value)
     if number is None:

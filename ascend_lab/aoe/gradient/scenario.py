@@ -136,10 +136,10 @@ def _end_s(
         link_rate = 1 / (1 + max(sending_count - 1, 0) * scenario.sharing)
         # the times to all next events: an all-reduce ends its startup or its bytes, a bucket gets
         # ready, backward ends
-        times_to_event = [
-            startup if startup > 0 else sending / link_rate for startup, sending in active
-        ]
-        backward_events_s = (backward_s, *ready_s[next_bucket : next_bucket + 1])
+        times_to_event = []
+        for startup, sending in active:
+            times_to_event.append(startup if startup > 0 else sending / link_rate)
+        backward_events_s = [backward_s, *ready_s[next_bucket : next_bucket + 1]]
         times_to_event += [
             (event_s - backward_done_s) / backward_rate
             for event_s in backward_events_s
@@ -148,12 +148,19 @@ def _end_s(
         step_s = min(times_to_event)
         now_s = now_s + step_s
         backward_done_s = min(backward_s, backward_done_s + step_s * backward_rate)
-        for remaining in active:
-            phase, rate = (0, 1.0) if remaining[0] > 0 else (1, link_rate)
-            remaining[phase] -= step_s * rate
-            if remaining[phase] <= tolerance:
-                remaining[phase] = 0.0
-        active = [remaining for remaining in active if remaining[0] > 0 or remaining[1] > 0]
+        active = _advanced(active, step_s, link_rate, tolerance)
+
+
+def _advanced(
+    active: list[list[float]], step_s: float, link_rate: float, tolerance: float
+) -> list[list[float]]:
+    """Return the remaining times of the all-reduces after a step, without those that have ended."""
+    for remaining in active:
+        phase, rate = (0, 1.0) if remaining[0] > 0 else (1, link_rate)
+        remaining[phase] -= step_s * rate
+        if remaining[phase] <= tolerance:
+            remaining[phase] = 0.0
+    return [remaining for remaining in active if remaining[0] > 0 or remaining[1] > 0]
 
 
 # -- the search -----------------------------------------------------------------------------------
@@ -220,7 +227,7 @@ class _SplitSpace:
     def __init__(self, table: splits.Table, max_segments: int | None) -> None:
         self.table = table
         self.max_segments = max_segments
-        self.names = tuple(f"after {place}" for place in range(table.count - 1))
+        self.names = tuple(f"after {gradient}" for gradient in range(table.count - 1))
 
     def options(self, prefix: Point) -> tuple[bool, ...]:
         """Return both values; a split that breaks a limit is found by `key`."""
@@ -229,12 +236,12 @@ class _SplitSpace:
     def point(self, split: splits.Split) -> Point:
         """Return the point of a split."""
         lasts = {last for _, last in split}
-        return tuple(place in lasts for place in range(len(self.names)))
+        return tuple(gradient in lasts for gradient in range(len(self.names)))
 
     def key(self, point: Point) -> splits.Split | None:
         """Return the split of a point, or None if it breaks a limit."""
-        cuts = [place for place, cut in enumerate(point) if cut]
-        split = splits.split_at([*cuts, len(point)])
+        lasts = [gradient for gradient, ends_bucket in enumerate(point) if ends_bucket]
+        split = splits.split_at([*lasts, len(point)])
         return split if self.table.allows(split, self.max_segments) else None
 
     def sample(self, rng: np.random.Generator) -> Point:

@@ -1,5 +1,8 @@
 """Reads the gradients of one backward pass from a trace of the PyTorch profiler.
 
+A gradient has a name, a size and the time at which it is ready: "bucket 3", 4,194,304 bytes in
+fp32, 2.1 ms after the pass began.
+
 A trace in Chrome's format, written by Kineto (`ParamCommsUtils.hpp`, `saveNcclMeta` in
 `profiler/util.cpp`), contains these events:
 
@@ -85,16 +88,16 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
     timed = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
     timed = [e for e in timed if None not in map(json_number, (e.get("ts"), e.get("dur", 0)))]
     timed.sort(key=_begin)
-    candidates, row_of = _source(path, timed)
+    candidates, row_of = _gradient_events(path, timed)
     starts = _pass_starts(timed)
     if candidates[0].get("cat") == "kernel":
         begin, chosen = _of_device(path, timed, candidates, starts)
     else:
         begin, chosen = _of_host(path, timed, candidates, starts)
     rows = []
-    for place, event in enumerate(chosen):
+    for number, event in enumerate(chosen):
         where = f"{path} event {event.get('name')} at {event['ts']}"
-        rows.append(row_of(where, place, event))
+        rows.append(row_of(where, number, event))
     first_ready_us = min(ready_us for _, ready_us, _, _ in rows)
     backward_begins = (_begin(e) for e in timed if str(e.get("name")).startswith(BACKWARD_PREFIX))
     # Times count from the first backward function; a trace of the device alone has none.
@@ -113,7 +116,7 @@ def _end(event: Event) -> float:
     return float(event["ts"]) + float(event.get("dur", 0))
 
 
-def _source(
+def _gradient_events(
     path: str, timed: Sequence[Event]
 ) -> tuple[list[Event], Callable[[str, int, Event], Row]]:
     """Return the events to read gradients from, and the function that reads one of them."""
@@ -161,7 +164,7 @@ def _is_undefined(event: Event) -> bool:
 
 
 # -- steps and passes -----------------------------------------------------------------------------
-def _marks(timed: Sequence[Event], *, of_device: bool = False) -> list[float]:
+def _step_begins(timed: Sequence[Event], *, of_device: bool = False) -> list[float]:
     """Return the times at which steps begin, from marks on the host or on the device."""
     marks = [e for e in timed if (e.get("cat") == "gpu_user_annotation") == of_device]
     step_begins = {_begin(e) for e in marks if str(e.get("name", "")).startswith(STEP_PREFIX)}
@@ -187,7 +190,7 @@ def _of_host(
     path: str, timed: Sequence[Event], candidates: Sequence[Event], starts: Sequence[float]
 ) -> tuple[float, Sequence[Event]]:
     """Return the begin of the last backward pass of the last step, and its events on the host."""
-    marks = _marks(timed)
+    marks = _step_begins(timed)
     begin, end = _last_step(marks, candidates)
     in_step = [e for e in candidates if begin <= _begin(e) < end]
     starts = [t for t in starts if begin <= t < end]
@@ -204,8 +207,8 @@ def _of_device(
     The device runs later than the host. If it has no marks of steps, all its kernels are divided
     into as many equal parts as the host has passes, or steps.
     """
-    host_begins = _marks(timed)
-    device_begins = _marks(timed, of_device=True)
+    host_begins = _step_begins(timed)
+    device_begins = _step_begins(timed, of_device=True)
     if not device_begins:
         counts = [len(starts), len(host_begins)]
         return -math.inf, _last_part(path, kernels, counts, is_one_step=False)
@@ -272,12 +275,12 @@ def _last_whole_pass(
     sizes = [Counter(map(_size_of, one_pass)) for one_pass in passes]
     longest = max(map(len, passes))
     last_pass = max(k for k, one_pass in enumerate(passes) if len(one_pass) == longest)
-    for place, counts in enumerate(sizes):
-        may_be_cut = not is_one_step and place in (0, len(passes) - 1)
+    for number, counts in enumerate(sizes):
+        may_be_cut = not is_one_step and number in (0, len(passes) - 1)
         # Counter <= Counter: no size occurs more often, as in a pass that the recording has cut off
         if counts != sizes[last_pass] and not (may_be_cut and counts <= sizes[last_pass]):
             needed = f"{path}: the same gradients in each backward pass of a step"
-            got = f"{len(passes[place])} and {longest}, or other shapes"
+            got = f"{len(passes[number])} and {longest}, or other shapes"
             raise InputError(needed, got, "profile one backward pass a step")
     return starts[last_pass], passes[last_pass]
 
@@ -346,26 +349,30 @@ def _shape(event: Event) -> list[int] | None:
     return shape if all(type(n) is int and 0 <= n <= MAX_BYTES for n in shape) else None
 
 
-def _reduce_row(where: str, place: int, event: Event) -> Row:
+def _reduce_row(where: str, number: int, event: Event) -> Row:
+    """Return the row of an all-reduce: it counts as ready when the all-reduce begins."""
     args = _args(event)
     count = args["In msg nelems"]
     # `type(...) is`, because isinstance counts True as an int
     if type(count) is not int or not 0 <= count <= MAX_BYTES:
         raise InputError(f"{where}: In msg nelems as a whole number", shown(count))
     size, dtype = _format(where, args.get("dtype"))
-    return f"bucket {place}", float(event["ts"]), count * size, dtype
+    return f"bucket {number}", float(event["ts"]), count * size, dtype
 
 
-def _older_row(where: str, place: int, event: Event) -> Row:
-    return f"bucket {place}", float(event["ts"]), *_accumulation_row(where, place, event)[2:]
+def _older_row(where: str, number: int, event: Event) -> Row:
+    """Return the row of an all-reduce of an older release, whose size is that of its input."""
+    _, _, size_bytes, dtype = _accumulation_row(where, number, event)
+    return f"bucket {number}", float(event["ts"]), size_bytes, dtype
 
 
-def _accumulation_row(where: str, place: int, event: Event) -> Row:
+def _accumulation_row(where: str, number: int, event: Event) -> Row:
+    """Return the row of a gradient that is complete: it is ready at the end of the event."""
     shape = _shape(event)
     assert shape is not None
     size, dtype = _format(where, _args(event)["Input type"][0])
     ready = float(event["ts"]) + float(event.get("dur", 0))
-    name = f"gradient {place} {'x'.join(map(str, shape)) or 'scalar'}"
+    name = f"gradient {number} {'x'.join(map(str, shape)) or 'scalar'}"
     return name, ready, math.prod(shape) * size, dtype
 
 

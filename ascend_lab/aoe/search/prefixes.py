@@ -70,13 +70,13 @@ class BranchAndBound:
             best = min((yield from history.ask(batch)))
         # the empty prefix stands for the whole space
         heap: list[_QueuedPrefix] = [(self.bound(()), 0, 0, ())]
-        while batch := self._leaves(history, heap, best):
+        while batch := self._expand(history, heap, best):
             best = min(best, *(yield from history.ask(batch)))
             self.lower_bound = min(best, heap[0][0] if heap else math.inf)
         self.lower_bound = best
         self.proven = True
 
-    def _leaves(
+    def _expand(
         self, history: SearchHistory, heap: list[_QueuedPrefix], best: float
     ) -> list[Point]:
         """Expand prefixes until a batch is full, or no prefix has a bound below the best cost."""
@@ -203,7 +203,7 @@ class _Rollouts:
             if len(pools) == pool_count or self.root.closed:
                 break
             if self.search.completions > 1 and self.history.rng.random() < self.search.greedy:
-                prefix = self._dive()
+                prefix = self._descend_greedily()
             else:
                 prefix, path = self._descend()
                 visited_nodes += path
@@ -212,7 +212,7 @@ class _Rollouts:
         # The virtual losses end with the batch; `backup` will count the real visits.
         for node in visited_nodes:
             node.pending = 0
-        return self._picked(pools) or self.history.sample(self.search.batch)
+        return self._best_of_pools(pools) or self.history.sample(self.search.batch)
 
     def _descend(self) -> tuple[Point, list[Node]]:
         """Follow the best children down to the first untried value; return prefix and nodes."""
@@ -231,7 +231,7 @@ class _Rollouts:
             path.append(node)
         return prefix, path
 
-    def _dive(self) -> Point:
+    def _descend_greedily(self) -> Point:
         """Follow the children of lowest cost to a random depth; return the prefix."""
         node = self.root
         prefix: Point = ()
@@ -275,15 +275,15 @@ class _Rollouts:
             # drawn also where it is replaced below, so that the random sequence stays the same
             point = random_completion(self.history.space, prefix, self.history.rng)
             if i % 2:
-                point = self._borrowed(prefix)
+                point = self._completed_from_best(prefix)
             cost = self.history.cost(point)
             if cost is None:
                 completions[point] = None
-            elif not self._holds(point):
+            elif not self._is_in_tree(point):
                 self.backup(point, cost)
         return list(completions)
 
-    def _borrowed(self, prefix: Point) -> Point:
+    def _completed_from_best(self, prefix: Point) -> Point:
         """Complete a prefix with the later decisions of one of the best points, one changed."""
         space = self.history.space
         rng = self.history.rng
@@ -292,14 +292,14 @@ class _Rollouts:
         point = mutated(space, completed(space, donor, prefix), rng)
         return completed(space, point, prefix)
 
-    def _holds(self, point: Point) -> bool:
+    def _is_in_tree(self, point: Point) -> bool:
         """Tell whether a point is in the tree."""
         node: Node | None = self.root
         for value in point:
             node = node.children.get(value) if node else None
         return node is not None
 
-    def _picked(self, pools: Sequence[Sequence[Point]]) -> list[Point]:
+    def _best_of_pools(self, pools: Sequence[Sequence[Point]]) -> list[Point]:
         """Return the best point of every pool in the model's order, at most a batch of them."""
         candidates = list(dict.fromkeys(point for pool in pools for point in pool))
         if self.search.completions > 1 and candidates and math.isfinite(self.root.best):

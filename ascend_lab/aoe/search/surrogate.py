@@ -2,7 +2,7 @@
 
 It predicts the mean and the deviation of the logarithm of a point's cost (C. E. Rasmussen, C. K. I.
 Williams, "Gaussian Processes for Machine Learning", 2006, chapter 2). The covariance of two points
-
+is
 
     exp(-d / (2 * LENGTH_SCALE)),
 
@@ -85,6 +85,7 @@ class Surrogate:
             self._coded_points = codes
             self._inverse_factor = np.linalg.inv(np.linalg.cholesky(own_covariance))
             return
+        # V, S and S V R of the docstring
         v = np.einsum(
             "pj,ij->pi", self._covariance(codes, self._coded_points), self._inverse_factor
         )

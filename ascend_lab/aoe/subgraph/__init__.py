@@ -149,16 +149,15 @@ def tune_subgraph(
         pass
     except KeyboardInterrupt:
         search.interrupted = True
-    bound = bound_of(rewritten, chip).time_s
     return SubgraphResult(
-        search.best,
-        sliced(graph, search.best),
-        search.compiled,
-        before_s,
-        search.best_s,
-        bound,
-        search.tried,
-        search.interrupted,
+        plan=search.best,
+        graph=sliced(graph, search.best),
+        compiled=search.compiled,
+        before_s=before_s,
+        after_s=search.best_s,
+        bound_s=bound_of(rewritten, chip).time_s,
+        tried=search.tried,
+        interrupted=search.interrupted,
     )
 
 
@@ -168,7 +167,15 @@ def timed_plan(graph: Graph, plan: SlicePlan, chip: Chip, bound_s: float) -> Sub
     before_s = plan_time(graph, SlicePlan(), chip)
     launched = _launched(sliced_graph, plan, chip)
     after_s = simulate_graph(launched).time_s
-    return SubgraphResult(plan, sliced_graph, launched, before_s, after_s, bound_s, 0)
+    return SubgraphResult(
+        plan=plan,
+        graph=sliced_graph,
+        compiled=launched,
+        before_s=before_s,
+        after_s=after_s,
+        bound_s=bound_s,
+        tried=0,
+    )
 
 
 class _Search:
@@ -272,8 +279,12 @@ class _Search:
                 propose = uneven
 
     def _plan(self, segments: Segments, chain: Chain) -> SlicePlan:
-        regions = tuple(segments.region(*choice) for choice in chain if choice[2][0])
-        return replace(self.best, regions=regions)
+        """Return the plan that slices the segments of a chain, with the best options so far."""
+        regions = []
+        for first, stop, slicing in chain:
+            if slicing != UNSLICED:
+                regions.append(segments.region(first, stop, slicing))
+        return replace(self.best, regions=tuple(regions))
 
 
 def cheapest_chain(segments: Segments, deadline: Deadline, progress: Progress) -> Chain | None:
@@ -303,8 +314,13 @@ def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
     """Yield chains with one segment sliced otherwise, some joined, or a border moved by a unit."""
     # Neighbouring segments with the same number of slices are joined: units 0, 1 in 4 slices and
     # units 2, 3, 4 in 4 slices become units 0 .. 4 in 4 slices.
-    groups = [list(group) for _, group in groupby(chain, key=lambda choice: len(choice[2][1]))]
-    yield tuple((group[0][0], group[-1][1], group[0][2]) for group in groups)
+    joined: list[SegmentChoice] = []
+    for _, equal_counts in groupby(chain, key=_slice_count):
+        group = list(equal_counts)
+        first, _, slicing = group[0]
+        _, stop, _ = group[-1]
+        joined.append((first, stop, slicing))
+    yield tuple(joined)
     for i, (first, stop, slicing) in enumerate(chain):
         for alternative in (UNSLICED, *segments.slicings(first, stop)):
             if alternative != slicing:
@@ -320,13 +336,22 @@ def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
                 yield (*head, (first, moved, left_slicing), (moved, stop, right_slicing), *tail)
 
 
+def _slice_count(choice: SegmentChoice) -> int:
+    _, _, (_, slice_sizes) = choice
+    return len(slice_sizes)
+
+
 def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
     """Yield chains in which one segment has a slice more or less, so that slices may be uneven.
 
     It is the segment that loses most time by misses in L2: that time is the most that other slices
     can gain.
     """
-    cut_in_batch = [choice for choice in chain if choice[2][0] == "batch"]
+    cut_in_batch = []
+    for choice in chain:
+        _, _, (axis, _) = choice
+        if axis == "batch":
+            cut_in_batch.append(choice)
     if not cut_in_batch:
         return
 
@@ -334,16 +359,16 @@ def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
         return segments.cost(*choice) - segments.lower_bound(*choice)
 
     worst = max(cut_in_batch, key=lost_s)
-    first, stop, (axis, parts) = worst
+    first, stop, (axis, slice_sizes) = worst
     index = chain.index(worst)
-    for count in (len(parts) - 1, len(parts) + 1):
+    for count in (len(slice_sizes) - 1, len(slice_sizes) + 1):
         if 1 < count <= segments.batch:
             resliced = first, stop, (axis, even(segments.batch, count))
             yield (*chain[:index], resliced, *chain[index + 1 :])
 
 
 def cheapest(
-    count: int, slicings: SlicingsOf, cost: Cost, least: Cost = lambda first, stop, way: 0.0
+    count: int, slicings: SlicingsOf, cost: Cost, least: Cost = lambda first, stop, slicing: 0.0
 ) -> tuple[float, list[SegmentChoice]]:
     """Return the lowest total cost of `count` units, and the chain that has it.
 
@@ -407,18 +432,20 @@ def slice_network(
         result = replace(timed_plan(graph, SlicePlan(), chip, bound_s), interrupted=True)
     if result.interrupted:
         return result, None
-    cycles = (result.before_s, result.after_s, result.bound_s)
-    before_cycles, after_cycles, bound_cycles = (round(t * chip.clock_hz) for t in cycles)
+    times_s = (result.before_s, result.after_s, result.bound_s)
+    before_cycles, after_cycles, bound_cycles = (round(t * chip.clock_hz) for t in times_s)
+    # rounding must not turn the order around: bound <= after <= before
+    after_cycles = min(after_cycles, before_cycles)
     entry = BankEntry(
-        key,
-        plan_as_data(result.plan, graph),
-        before_cycles,
-        min(after_cycles, before_cycles),
-        min(bound_cycles, after_cycles),
-        False,
-        "dynamic programming, descent",
-        settings.seed,
-        result.tried,
+        key=key,
+        schedule=plan_as_data(result.plan, graph),
+        before_cycles=before_cycles,
+        after_cycles=after_cycles,
+        bound_cycles=min(bound_cycles, after_cycles),
+        proven=False,
+        search="dynamic programming, descent",
+        seed=settings.seed,
+        trials=result.tried,
     )
     return result, settle(knowledge, entry)
 

@@ -1,8 +1,9 @@
 """Estimates what L2 holds while the kernels of a slice run: for caches, and for buffers.
 
-A rule is called with the kernel launches of a slice in order. For each it says which tensors the
-launch finds in L2, and how many bytes are written to memory meanwhile. Tensors are in L2 as a whole
-or not at all.
+A slice is a part of the batch, for example 4 of 32 images, for which a segment of the network (some
+consecutive nodes) is computed at once. A rule is called with the kernel launches of a slice in
+order. For each it says which tensors the launch finds in L2, and how many bytes are written to
+memory meanwhile. Tensors are in L2 as a whole or not at all.
 
 - `Cache`: an L2 that loads what is read and evicts what was used least recently.
 - `Buffer`: the L2 of the Ascend310, in which the compiler places tensors ahead of time (see
@@ -66,6 +67,8 @@ class Cache:
         for launch in launches:
             hits = frozenset(self.contents).intersection(launch.reads)
             remaining_reads.subtract(launch.reads.keys())
+            # what is read again takes no more room, but what a slice writes of an output is added
+            # to the parts that earlier slices have written
             for name, size in launch.reads.items():
                 self._use(name, max(size, self.contents.get(name, 0)))
             for name, size in launch.writes.items():
@@ -75,8 +78,9 @@ class Cache:
             # Tensors that this slice wrote and no later kernel reads are dropped without a write to
             # memory. Weights and inputs stay until something evicts them: the next slice reads them
             # again.
-            inner = written.difference(needed_after).intersection({*launch.reads, *launch.writes})
-            self.forget([name for name in inner if not remaining_reads[name]])
+            used = {*launch.reads, *launch.writes}
+            inner_tensors = written.difference(needed_after).intersection(used)
+            self.forget([name for name in inner_tensors if not remaining_reads[name]])
             yield L2Hits(hits, written_bytes)
 
     def _use(self, name: str, size: int) -> None:

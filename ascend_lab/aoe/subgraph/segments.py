@@ -5,7 +5,7 @@ is sliced after rewriting and the choice of number formats, and before layouts a
 operator can then be lowered, no layout hides an axis, and equal slices become equal kernels, which
 are lowered once.
 
-The cost of a segment is an estimate. It is timed alone, in one launch; At its start L2 is assumed
+The cost of a segment is an estimate. It is timed alone, in one launch. At its start L2 is assumed
 to hold only those tensors that remain after its inputs were written in order (see `l2_rules`). So
 the costs of consecutive segments can be added. In the real network L2 holds other tensors as well,
 which is why the tuner times promising plans on the whole network.
@@ -88,17 +88,13 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     remain, those that a single tensor crosses are used first; then the longest gaps are divided at
     the position that the fewest bytes cross.
     """
-    nodes = graph.nodes
     # A network of n nodes has positions 0 .. n; a cut at i separates node i - 1 from node i.
     end = len(graph.nodes)
-    inner = set[str]()
-    if road.start != "queued":
-        rules = [fusion.rule for fusion in fusions() if fusion.rule.needs_shared_launch]
-        groups = (rule.propose(graph, node) for rule in rules for node in nodes)
-        inner = {node.name for group in groups for node in group[1:]}
-    positions = [
-        i for i in range(1, end) if not nodes[i].has("lanes") and nodes[i].name not in inner
-    ]
+    joined_names = _joined_names(graph) if road.start != "queued" else set()
+    positions = []
+    for i, node in enumerate(graph.nodes):
+        if i > 0 and not node.has("lanes") and node.name not in joined_names:
+            positions.append(i)
     if len(positions) <= MAX_CUT_POINTS:
         return [0, *positions, end]
     crossing_count = dict.fromkeys(positions, 0)
@@ -126,6 +122,16 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     return cuts
 
 
+def _joined_names(graph: Graph) -> set[str]:
+    """Return the nodes that are fused with those before them when they share a launch."""
+    names: set[str] = set()
+    for fusion in fusions():
+        if fusion.rule.needs_shared_launch:
+            for node in graph.nodes:
+                names.update(member.name for member in fusion.rule.propose(graph, node)[1:])
+    return names
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Phase:
     """One phase of a kernel for a slice.
@@ -147,6 +153,9 @@ class Segments:
     Slices along the batch are alike. A segment in 8 slices costs as much as its first slice and 7
     times its second one, which finds the weights in L2. Kernels are lowered once for each unit and
     size of a slice, and simulated once for each state of L2; the cost of a segment is then a sum.
+
+    `points` are the cut points, `laid_out` is the graph with layouts. `cost_of`, `timed` and
+    `phases_of` are caches: costs of segments, cycles of launches, kernels of units.
     """
 
     graph: Graph
@@ -159,7 +168,7 @@ class Segments:
 
     def __post_init__(self) -> None:
         self.points = self.points or cut_points(self.graph, self.road)
-        self.laid = images_outermost(self.road.lay_out(self.graph, self.chip))
+        self.laid_out = images_outermost(self.road.lay_out(self.graph, self.chip))
         self.launch_s = timeline.start_cycles(self.chip, "inside") / self.chip.clock_hz
 
     @property
@@ -237,6 +246,7 @@ class Segments:
         return ends
 
     def _sliceable(self, first: int, stop: int) -> bool:
+        """Tell whether the batch of the units first .. stop-1 can be cut together."""
         part = self.part(first, stop)
         slicing = ("batch", even(self.batch, self.slice_counts[-1]))
         with suppress(AscendLabError):
@@ -355,7 +365,7 @@ class Segments:
         if size < self.batch:
             slicing = "batch", (size, self.batch - size)
             part, uncut_name = one_slice(part, self.region(unit, unit + 1, slicing))
-        built = compile_part(part, self.laid, self.chip, self.road)
+        built = compile_part(part, self.laid_out, self.chip, self.road)
         outs = zip(built.graph.outputs, part.outputs, strict=True)
         uncut_name |= {built_name: uncut_name.get(name, name) for built_name, name in outs}
         owner = owners(built)
@@ -381,7 +391,7 @@ class Segments:
         part = self.part(first, stop)
         try:
             cut = sliced(part, SlicePlan((self.region(first, stop, slicing),)))
-            built = compile_part(cut, self.laid, self.chip, self.road)
+            built = compile_part(cut, self.laid_out, self.chip, self.road)
         except AscendLabError:
             return math.inf
         produced = [n for n in built.graph.inputs if n not in self.graph.inputs]

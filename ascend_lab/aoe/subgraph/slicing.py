@@ -1,11 +1,11 @@
 """Rewrites a graph so that it computes the same values in slices.
 
-A `SlicePlan` names regions of the graph, and for each the axis that is cut, the sizes of the slices
-and their order. Every operator has a slice rule, which gives the ranges of its inputs that a range
-of its output needs: rows 0 .. 7 of a 3 x 3 convolution with padding 1 need rows 0 .. 8. Applied
-from the outputs of a region backwards, the rules give the range of every tensor in every slice.
-Each node of the region becomes one node per slice, which reads only these ranges. Weights are not
-cut: all slices read the same ones, which later slices find in L2.
+A `SlicePlan` names regions of the graph (runs of consecutive nodes), and for each the axis that is
+cut, the sizes of the slices and their order. Every operator has a slice rule, which gives the
+ranges of its inputs that a range of its output needs: rows 0 .. 7 of a 3 x 3 convolution with
+padding 1 need rows 0 .. 8. Applied from the outputs of a region backwards, the rules give the range
+of every tensor in every slice. Each node of the region becomes one node per slice, which reads only
+these ranges. Weights are not cut: all slices read the same ones, which later slices find in L2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -389,12 +389,12 @@ class _Slices:
         span = self.ranges.spans[node.name, i]
         part_cut = self.ranges.cut(node, span)
         reads = []
-        for name, taken in zip(node.inputs, part_cut.ranges, strict=True):
+        for name, ranges in zip(node.inputs, part_cut.ranges, strict=True):
             if name in draft.constants:
-                reads.append(self.constant(name, taken))
+                reads.append(self.constant(name, ranges))
             # an activation that is cut is read from its slices, any other as it is
-            elif axes.get(name) in taken:
-                reads.append(self.piece(name, axes[name], taken[axes[name]], i))
+            elif axes.get(name) in ranges:
+                reads.append(self.piece(name, axes[name], ranges[axes[name]], i))
             else:
                 reads.append(name)
         names = tuple(draft.new_name(f"{name}.{i}") for name in node.outputs)
@@ -467,10 +467,10 @@ class _Slices:
         node = Node(name, op, tuple(reads), (name,), given_attrs(op, dict(attrs)))
         return self.draft.put(node, *result_types)
 
-    def constant(self, name: str, taken: Mapping[int, Range]) -> str:
-        """Return the ranges `taken` of a constant; the constant itself if they are all of it."""
+    def constant(self, name: str, ranges: Mapping[int, Range]) -> str:
+        """Return the `ranges` of a constant, by axis; the constant itself if they are all of it."""
         constant = self.draft.constants[name]
-        cuts = {a: span for a, span in taken.items() if span != (0, constant.type.shape[a])}
+        cuts = {a: span for a, span in ranges.items() if span != (0, constant.type.shape[a])}
         if not cuts:
             return name
         key = (name, *sorted(cuts.items()))

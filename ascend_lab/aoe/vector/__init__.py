@@ -1,4 +1,8 @@
-"""Tunes the operators of the vector unit: their search space, first candidates, and bound."""
+"""Tunes the operators of the vector unit: elementwise operators, reductions and their combinations.
+
+A job has the search space of an operator, the first candidates, and a lower bound: the cycles that
+no schedule undercuts.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -8,7 +12,7 @@ from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.measure import VectorMeasure
-from ascend_lab.aoe.vector.space import COUNTED, VectorSpace
+from ascend_lab.aoe.vector.space import MAX_COUNTED, VectorSpace
 from ascend_lab.compiler.lower import Choice, vector
 
 __all__ = ["VectorJob", "VectorMeasure", "VectorSpace", "vector_bound"]
@@ -52,5 +56,7 @@ class VectorJob:
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return the lower bound, and whether the best trial is proven optimal."""
-        count_limit = min(COUNTED, 1 << len(trials).bit_length())  # a larger one was not all timed
+        # A space of more than twice as many points as trials was certainly not timed completely, so
+        # that it need not be counted further: 100 trials, at most 128 points.
+        count_limit = min(MAX_COUNTED, 1 << len(trials).bit_length())
         return self.operator.bounded(self.least_cycles, trials, self.space.counted(count_limit))

@@ -27,27 +27,29 @@ ELEMENT_BYTES = 4
 def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collection[str] = ()) -> int:
     """Return a lower bound on the cycles, launch included, if L2 holds the `warm` tensors."""
     state = schedule.create_schedule(outputs, chip).state
-    need = _needed(state)
-    loads, stores = _moved(state, chip, need, warm)
-    ops = [op for _, op in _operations(state, chip, need)]
-    compute = sum(op.cycles(chip) for op in ops)
-    share = _fresh_share(state, warm)
-    first_load = _least_copy(chip, "GM", "UB", share)
+    needed = _needed_elements(state)
+    load_cycles, store_cycles = _copy_cycles(state, chip, needed, warm)
+    operations = [operation for _, operation in _operations(state, chip, needed)]
+    compute_cycles = sum(operation.cycles(chip) for operation in operations)
+    memory_share = _memory_share(state, warm)
     last_store = _least_copy(chip, "UB", "GM")
-    ends = [s for s in state.stages if s.output]
+    output_stages = [stage for stage in state.stages if stage.output]
     # every output needs some work, whichever stages are inlined
-    computed = all(isinstance(s, stages.Stage) and not s.is_copy for s in ends)
-    least_op_cycles = min((op.least_cycles for op in ops), default=0) if computed else 0
-    tail = min((op.cost.tail_cycles for op in ops), default=0) if least_op_cycles else 0
-    reads = first_load if loads else 0.0
-    load_latency = _latency(chip, share) if loads and not chip.combined else 0.0
+    all_computed = all(isinstance(s, stages.Stage) and not s.is_copy for s in output_stages)
+    first_operation = 0
+    tail = 0
+    if all_computed and operations:
+        first_operation = min(operation.least_cycles for operation in operations)
+        tail = min(operation.cost.tail_cycles for operation in operations)
+    first_load = _least_copy(chip, "GM", "UB", memory_share) if load_cycles else 0.0
+    latency = _latency(chip, memory_share) if load_cycles and not chip.combined else 0.0
     # The longest of four: all bytes through memory; all loads, then one operation and one store;
     # one load, then all arithmetic; one load and one operation, then all stores.
     times = (
-        _memory_cycles(state, chip, need, warm),
-        loads + load_latency + least_op_cycles + last_store,
-        reads + compute + tail + last_store,
-        reads + least_op_cycles + stores,
+        _memory_cycles(state, chip, needed, warm),
+        load_cycles + latency + first_operation + last_store,
+        first_load + compute_cycles + tail + last_store,
+        first_load + first_operation + store_cycles,
     )
     return math.ceil(max(times) - 1e-6) + start_cycles(chip, "cold")
 
@@ -55,20 +57,20 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
 # -- the bytes that have to be moved ---------------------------------------------------------------
 
 
-def _needed(state: stages.State) -> dict[str, int]:
+def _needed_elements(state: stages.State) -> dict[str, int]:
     """Return the least number of elements that are needed of every tensor."""
-    need: dict[str, int] = {}
+    needed: dict[str, int] = {}
     for stage in reversed(state.stages):
         size = math.prod(stage.shape)
         if stage.output:
-            need[stage.name] = size
+            needed[stage.name] = size
         # A tensor that is needed in part may be computed in part; then it is not certain that its
         # sources are needed.
-        if isinstance(stage, stages.Fixed) or need.get(stage.name, 0) < size:
+        if isinstance(stage, stages.Fixed) or needed.get(stage.name, 0) < size:
             continue
         for read in stage.reads:
-            need[read.source] = max(need.get(read.source, 0), _distinct(state, stage, read))
-    return need
+            needed[read.source] = max(needed.get(read.source, 0), _distinct(state, stage, read))
+    return needed
 
 
 def _distinct(state: stages.State, stage: stages.Stage, read: Read) -> int:
@@ -84,28 +86,31 @@ def _distinct(state: stages.State, stage: stages.Stage, read: Read) -> int:
     return math.prod(min(c, s) for c, s in zip(counts, shape, strict=True))
 
 
-def _cold_bytes(state: stages.State, need: Mapping[str, int], warm: Collection[str]) -> int:
+def _cold_bytes(state: stages.State, needed: Mapping[str, int], warm: Collection[str]) -> int:
     """Return the bytes that have to come from memory."""
     cold = [i for i in state.inputs if i.name not in warm]
-    return sum(need.get(i.name, 0) * DTYPE_BYTES[i.dtype] for i in cold)
+    return sum(needed.get(i.name, 0) * DTYPE_BYTES[i.dtype] for i in cold)
 
 
 def _memory_cycles(
-    state: stages.State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
+    state: stages.State, chip: Chip, needed: Mapping[str, int], warm: Collection[str]
 ) -> float:
     """Return the cycles of device memory for inputs, and for results that L2 cannot hold.
 
     The phase that writes a result writes all of it to memory if it touches more than L2 holds.
     """
-    ends = [s for s in state.stages if s.output]
-    sizes = {s.name: math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in ends}
+    output_stages = [stage for stage in state.stages if stage.output]
+    sizes = {s.name: math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in output_stages}
     phase_read_bytes = _read_bytes(state, warm)
-    l2 = chip.l2.size_bytes
+    l2_bytes = chip.l2.size_bytes
     # A result of 20 MB and 10 MB of operands do not fit into 24 MB of L2: all of the result is
     # written to memory in that phase.
-    evicted = sum(size for name, size in sizes.items() if size + phase_read_bytes[name] > l2)
+    written_bytes = 0
+    for name, size in sizes.items():
+        if size + phase_read_bytes[name] > l2_bytes:
+            written_bytes += size
     rate = chip.shared_rate_bytes_per_cycle("memory", 1)
-    return (_cold_bytes(state, need, warm) + evicted) / rate
+    return (_cold_bytes(state, needed, warm) + written_bytes) / rate
 
 
 def _read_bytes(state: stages.State, warm: Collection[str]) -> dict[str, int]:
@@ -132,29 +137,33 @@ def _read_bytes(state: stages.State, warm: Collection[str]) -> dict[str, int]:
     return least_bytes
 
 
-def _moved(
-    state: stages.State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
+def _copy_cycles(
+    state: stages.State, chip: Chip, needed: Mapping[str, int], warm: Collection[str]
 ) -> tuple[float, float]:
     """Return the cycles of loads and of stores on the busiest core."""
     cores = chip.core_count * chip.vector_cores_per_core
     # On chips without padded copies the scalar unit may move single elements while copies run.
-    by_hand = cores * ELEMENT_BYTES / _scalar_wait(chip) if chip.combined else 0.0
-    cold_bytes = _cold_bytes(state, need, warm)
-    warm_bytes = sum(
-        need.get(i.name, 0) * DTYPE_BYTES[i.dtype] for i in state.inputs if i.name in warm
-    )
-    out = sum(math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in state.stages if s.output)
-    memory, l2 = (chip.shared_rate_bytes_per_cycle(level, 1) for level in ("memory", "L2"))
-    into = cores * chip.path("GM", "UB").rate_bytes_per_cycle
-    back = cores * chip.path("UB", "GM").rate_bytes_per_cycle
+    scalar_rate = cores * ELEMENT_BYTES / _scalar_wait(chip) if chip.combined else 0.0
+    cold_bytes = _cold_bytes(state, needed, warm)
+    warm_bytes = 0
+    for tensor in state.inputs:
+        if tensor.name in warm:
+            warm_bytes += needed.get(tensor.name, 0) * DTYPE_BYTES[tensor.dtype]
+    output_stages = [stage for stage in state.stages if stage.output]
+    stored_bytes = sum(math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in output_stages)
+    memory_rate = chip.shared_rate_bytes_per_cycle("memory", 1)
+    l2_rate = chip.shared_rate_bytes_per_cycle("L2", 1)
+    load_ports = cores * chip.path("GM", "UB").rate_bytes_per_cycle
+    store_ports = cores * chip.path("UB", "GM").rate_bytes_per_cycle
     # The rate of a load is that of all cores' ports together or that of L2 or memory, whichever is
     # lower.
-    loads = cold_bytes / (min(into, memory) + by_hand) + warm_bytes / (
-        min(into, max(l2, memory)) + by_hand
-    )
-    stores = out / (min(back, l2) + by_hand)
-    starts = 0 if chip.combined else chip.path("GM", "UB").startup_cycles
-    return loads + (starts if cold_bytes + warm_bytes else 0), stores
+    cold_rate = min(load_ports, memory_rate) + scalar_rate
+    warm_rate = min(load_ports, max(l2_rate, memory_rate)) + scalar_rate
+    load_cycles = cold_bytes / cold_rate + warm_bytes / warm_rate
+    # some copy has to be started, unless the scalar unit may have moved all elements
+    if not chip.combined and cold_bytes + warm_bytes:
+        load_cycles += chip.path("GM", "UB").startup_cycles
+    return load_cycles, stored_bytes / (min(store_ports, l2_rate) + scalar_rate)
 
 
 def _scalar_wait(chip: Chip) -> int:
@@ -177,27 +186,32 @@ def _least_copy(chip: Chip, src: str, dst: str, share: float = 0.0) -> float:
     return min(copy, _scalar_wait(chip)) if chip.combined else copy
 
 
-def _fresh_share(state: stages.State, warm: Collection[str]) -> float:
+def _memory_share(state: stages.State, warm: Collection[str]) -> float:
     """Return a lower bound on the share of all loaded bytes that comes from memory.
 
     A byte is loaded once by every operation that needs it, and again if tiles overlap: a last tile
     that is moved back to be whole overlaps its neighbour by less than its size. A tensor that is
     broadcast along an axis may be loaded more often.
     """
-    times: dict[str, float] = {}
-    for stage in reversed(state.stages):
-        loads = times.get(stage.name, 0.0) + (1.0 if stage.output else 0.0)
-        if isinstance(stage, stages.Fixed):
-            times |= dict.fromkeys(stage.sources, math.inf)
-            continue
-        size = math.prod(a.extent for a in (*stage.axes, *stage.reduce))
-        loads = 1.0 if stage.fold else loads
-        for read in stage.reads:
-            load_count = loads if _distinct(state, stage, read) == size else math.inf
-            times[read.source] = times.get(read.source, 0.0) + load_count
-    if any(i.name in warm for i in state.inputs):
+    if any(tensor.name in warm for tensor in state.inputs):
         return 0.0
-    return min((1.0 / (2.0 * times[i.name]) for i in state.inputs if i.name in times), default=0.0)
+    # how often a byte of each tensor is loaded at most, without overlapping tiles
+    load_counts: dict[str, float] = {}
+    for stage in reversed(state.stages):
+        if isinstance(stage, stages.Fixed):
+            load_counts |= dict.fromkeys(stage.sources, math.inf)
+            continue
+        computed_count = load_counts.get(stage.name, 0.0) + (1.0 if stage.output else 0.0)
+        if stage.fold:
+            computed_count = 1.0
+        size = math.prod(a.extent for a in (*stage.axes, *stage.reduce))
+        for read in stage.reads:
+            is_broadcast = _distinct(state, stage, read) != size
+            load_count = math.inf if is_broadcast else computed_count
+            load_counts[read.source] = load_counts.get(read.source, 0.0) + load_count
+    counts = [load_counts[i.name] for i in state.inputs if i.name in load_counts]
+    # overlap at most doubles the loads; the first load of a byte is the one from memory
+    return 1.0 / (2.0 * max(counts)) if counts else 0.0
 
 
 # -- the operations that have to be done -----------------------------------------------------------
@@ -229,66 +243,74 @@ class _Operation:
 
 @dataclass(frozen=True, slots=True)
 class NestWork:
-    """The work of a loop nest under every layout: a load, its operations, and a store."""
+    """The work of a loop nest under every layout: a load, its operations, and a store.
+
+    `copy_cycles` are those of the shortest load and the shortest store.
+    """
 
     chip: Chip
     operations: tuple[_Operation, ...]
-    around: float
+    copy_cycles: float
 
     def cycles(self, share: float = 0.0, tiles: int = 1) -> float:
         """Return a lower bound on the cycles of a core with a share of the work in some tiles."""
-        return self.around + sum(op.cycles(self.chip, share, tiles) for op in self.operations)
+        return self.copy_cycles + sum(op.cycles(self.chip, share, tiles) for op in self.operations)
 
 
 def nest_work(state: stages.State, chip: Chip, names: Collection[str]) -> NestWork:
     """Return the work of a nest with the stages `names`; all other tensors are read from GM."""
-    ops = tuple(op for name, op in _operations(state, chip, _needed(state)) if name in names)
-    loads = all(state.stage(name).reads for name in names)
-    load_cycles = _least_copy(chip, "GM", "UB") if loads else 0.0
+    all_operations = _operations(state, chip, _needed_elements(state))
+    operations = tuple(operation for name, operation in all_operations if name in names)
+    has_loads = all(state.stage(name).reads for name in names)
+    load_cycles = _least_copy(chip, "GM", "UB") if has_loads else 0.0
     store_cycles = _least_copy(chip, "UB", "GM")
-    return NestWork(chip, ops, load_cycles + store_cycles if ops else 0.0)
+    return NestWork(chip, operations, load_cycles + store_cycles if operations else 0.0)
 
 
 def _operations(
-    state: stages.State, chip: Chip, need: Mapping[str, int]
+    state: stages.State, chip: Chip, needed: Mapping[str, int]
 ) -> Iterator[tuple[str, _Operation]]:
     """Yield (stage, operation) for the operations that every schedule does, without copies."""
-    used: dict[str, list[bool]] = {i.name: [True] * len(i.shape) for i in state.inputs}
+    # for each axis of a tensor, whether the values differ along it: a broadcast axis repeats them
+    varies: dict[str, list[bool]] = {i.name: [True] * len(i.shape) for i in state.inputs}
     for stage in state.stages:
         if isinstance(stage, stages.Fixed):
-            used[stage.name] = [True] * len(stage.shape)
+            varies[stage.name] = [True] * len(stage.shape)
             continue
-        is_needed_whole = need.get(stage.name, 0) == math.prod(stage.shape)
-        axes = _depends(stage.expr, used)
-        used[stage.name] = [a.name in axes for a in stage.axes]
+        is_needed_whole = needed.get(stage.name, 0) == math.prod(stage.shape)
+        axes = _axes_of_value(stage.expr, varies)
+        varies[stage.name] = [a.name in axes for a in stage.axes]
         if is_needed_whole:
-            yield from ((stage.name, op) for op in _calls(stage, stage.expr, used, chip))
+            yield from ((stage.name, op) for op in _calls(stage, stage.expr, varies, chip))
         if is_needed_whole and stage.fold:
             yield stage.name, _folding(stage, axes, chip)
 
 
-def _depends(expr: Expr, used: Mapping[str, Sequence[bool]]) -> set[str]:
+def _axes_of_value(expr: Expr, varies: Mapping[str, Sequence[bool]]) -> set[str]:
     """Return the axes on which a value depends, without axes along which it is broadcast."""
     names: set[str] = set()
     for read in leaves(expr):
         assert isinstance(read, Read)
-        flags = used[read.source]
+        flags = varies[read.source]
         if read.view:
             flags = [all(flags)] * len(read.index)
-        names |= {n for i, f in zip(read.index, flags, strict=True) if f for n, _ in i.terms}
+        for index, varies_along in zip(read.index, flags, strict=True):
+            if varies_along:
+                names |= {name for name, _ in index.terms}
     return names
 
 
 def _calls(
-    stage: stages.Stage, expr: Expr, used: Mapping[str, Sequence[bool]], chip: Chip
+    stage: stages.Stage, expr: Expr, varies: Mapping[str, Sequence[bool]], chip: Chip
 ) -> Iterator[_Operation]:
+    """Yield the elementwise operations of an expression, arguments first."""
     if not isinstance(expr, Call):
         return
     for arg in dict.fromkeys(expr.args):  # equal arguments are computed once
-        yield from _calls(stage, arg, used, chip)
+        yield from _calls(stage, arg, varies, chip)
     if expr.op == "vcopy":
         return
-    axes = _depends(expr, used)
+    axes = _axes_of_value(expr, varies)
     sizes = [a.extent for a in (*stage.axes, *stage.reduce) if a.name in axes]
     widest = max(DTYPE_BYTES[d] for d in (expr.dtype, *(a.dtype for a in expr.args)))
     repeats = math.prod(sizes) * widest / chip.vector_bytes_per_repeat
@@ -305,12 +327,13 @@ def _folding(stage: stages.Stage, axes: Collection[str], chip: Chip) -> _Operati
     # Of 512 numbers 511 must be removed: 511 lanes of fp16 are 4 repeats.
     size = kept * (folded - 1) * DTYPE_BYTES[stage.expr.dtype]
     repeats = size / chip.vector_bytes_per_repeat
-    names = [
-        table[stage.fold]
-        for table in (emit_folds.COMBINE, emit_folds.REPEAT_FOLDS, emit_folds.BLOCK_FOLDS)
-        if stage.fold in table
-    ]
-    costs = [chip.vector_costs.get(n, chip.vector_costs["default"]) for n in names]
-    parts = ([getattr(c, f"{f}_cycles") for c in costs] for f in ("head", "slope", "tail"))
-    head, slope, tail = map(min, parts)
-    return _Operation(VectorCost(head if folded > 1 else 0, slope, tail), repeats)
+    costs = []
+    for instructions in (emit_folds.COMBINE, emit_folds.REPEAT_FOLDS, emit_folds.BLOCK_FOLDS):
+        if stage.fold in instructions:
+            name = instructions[stage.fold]
+            costs.append(chip.vector_costs.get(name, chip.vector_costs["default"]))
+    # the least of each cost: no instruction is cheaper in any of the three
+    head = min(cost.head_cycles for cost in costs) if folded > 1 else 0
+    slope = min(cost.slope_cycles for cost in costs)
+    tail = min(cost.tail_cycles for cost in costs)
+    return _Operation(VectorCost(head, slope, tail), repeats)

@@ -1,7 +1,9 @@
 """The layout of a loop nest: how its axes are divided into shares and tiles, and what it needs.
 
-A nest is the loops in which one or more stages of a vector operator are computed together. A
-layout needs on-chip memory (UB) and event ids of a core.
+A nest is the loops in which one or more stages of a vector operator are computed together. Its
+4,096 rows may be divided into shares of 512, one a core, and a share into tiles of 64 rows, which
+are loaded, computed and stored one after another. A layout needs on-chip memory (UB), and queues
+between the pipes of a core.
 """
 
 from collections.abc import Mapping
@@ -42,12 +44,12 @@ class Nest:
     rows: tuple[str, ...]
 
 
-def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
+def lay_out(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
     """Return the schedule with a layout for one more nest; raise `ScheduleError` if impossible."""
     phase = nest.phase
-    bound = []
-    loops = []
-    tiles = []
+    core_loops = []
+    tile_loops = []
+    leaves = []
     name = phase.root
     extents = {a.name: a.extent for a in s.state.stage(name).axes}
     # 4,096 rows, shares of 512, tiles of 64: split by 512 (i_o: 8 cores), then by 64 (i_i_o: 8
@@ -56,69 +58,78 @@ def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
         leaf = axis
         if share < extents[axis]:
             s = steps.split(s, name, leaf, share)
-            bound.append(f"{leaf}_o")
+            core_loops.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
         if width < share or (width == 1 and axis in nest.rows):
             tail = "guard" if axis == layout.guard else "cut"
             s = steps.split(s, name, leaf, width, tail=tail)
-            loops.append(f"{leaf}_o")
+            tile_loops.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
-        tiles.append(leaf)
+        leaves.append(leaf)
     folds = dict(layout.folds)
-    s, inner, fold_leaves = auto_tile.fold_loops(s, name, s.state.stage(name).reduce, folds)
-    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *fold_leaves)
-    for loop in bound:
+    s, fold_loops, fold_leaves = auto_tile.fold_loops(s, name, s.state.stage(name).reduce, folds)
+    s = steps.reorder(s, name, *core_loops, *tile_loops, *fold_loops, *leaves, *fold_leaves)
+    for loop in core_loops:
         s = steps.bind(s, name, loop)
-    s = steps.vectorise(s, name, tiles[0])
+    s = steps.vectorise(s, name, leaves[0])
     # Tiles of the nest are computed in its innermost loop in front of the vector instructions.
     if phase.tiles or phase.outputs:
-        s = auto_tile.attach_tiles(s, phase, [*bound, *loops], folds, layout.depth)
+        s = auto_tile.attach_tiles(s, phase, [*core_loops, *tile_loops], folds, layout.depth)
     for stage_name in (name, *phase.outputs):
         s = steps.double_buffer(s, stage_name, layout.depth)
     return s
 
 
 def read_layout(state: State, phase: auto_fuse.Phase) -> Layout:
-    """Return the layout of a nest that has one already: the inverse of `lay`."""
+    """Return the layout of a nest that has one already: the inverse of `lay_out`."""
     root = state.stage(phase.root)
     cuts = []
     for axis in root.axes:
-        outer = [x for x in root.loops if x.root == axis.name]
-        share = next((x.width for x in outer if x.name in root.bound), axis.extent)
-        # the last loop over parts of an axis gives the width of a tile
-        widths = [x.width for x in outer[:-1] if x.name not in root.bound]
-        cuts.append((axis.name, share, min([share, *widths[-1:]])))
+        # i_o over the cores, i_i_o over tiles, i_i_i inside a tile: the loops of axis i
+        loops = [loop for loop in root.loops if loop.root == axis.name]
+        core_shares = [loop.width for loop in loops if loop.name in root.bound]
+        share = core_shares[0] if core_shares else axis.extent
+        tile_widths = [loop.width for loop in loops[:-1] if loop.name not in root.bound]
+        width = min(share, tile_widths[-1]) if tile_widths else share
+        cuts.append((axis.name, share, width))
     folds = []
-    for stage in (state.stage(n) for n in (*phase.tiles, phase.root)):
-        for fold in stage.reduce if stage.fold else ():
-            leaves = [x for x in stage.loops if x.root == fold.name]
-            if len(leaves) > 1:
-                folds.append((f"{stage.name}.{fold.name}", leaves[0].width))
+    for name in (*phase.tiles, phase.root):
+        stage = state.stage(name)
+        for axis in stage.reduce if stage.fold else ():
+            loops = [loop for loop in stage.loops if loop.root == axis.name]
+            if len(loops) > 1:
+                folds.append((f"{name}.{axis.name}", loops[0].width))
     return Layout(tuple(cuts), tuple(folds), root.depth)
 
 
 # -- estimates of the memory and queues of a nest, before its program is written -------------------
 
 
-def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
+def nest_needs(state: State, root: str, chip: Chip) -> tuple[int, int, int]:
     """Return (bytes of UB with one slot per tile, bytes of every further slot, queues)."""
-    done = schedule.complete(laid, root)
-    sizes = []
+    completed = schedule.complete(state, root)
+    ub_bytes = []
     # Bytes grow linearly with the slots: two points give the slope.
     for depth in (1, 2):
-        stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
-        sizes.append(boxes.ub_bytes(replace(done, stages=tuple(stages)), root, chip))
-    return sizes[0], sizes[1] - sizes[0], queues(done)
+        stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in completed.stages)
+        ub_bytes.append(boxes.ub_bytes(replace(completed, stages=tuple(stages)), root, chip))
+    return ub_bytes[0], ub_bytes[1] - ub_bytes[0], queues(completed)
 
 
-def queues(done: State) -> int:
-    """Return the largest number of queues between two pipes in a nest; a queue per filled tile."""
-    places: dict[tuple[bool, bool], set[object]] = {}
-    for stage in done.stages:
-        if isinstance(stage, Stage) and stage.scope == "UB":
-            source = done.find(stage.sources[0]) if stage.sources else None
-            loaded = stage.is_copy and getattr(source, "scope", "GM") == "GM"
-            stored = any(getattr(r, "scope", "GM") == "GM" for r in done.readers(stage.name))
-            if loaded or stored:
-                places.setdefault((loaded, stored), set()).add(stage.attach)
-    return max(map(len, places.values()), default=0)
+def queues(state: State) -> int:
+    """Return the largest number of queues between two pipes in a nest.
+
+    A tile that is loaded has a queue from MTE2 to the vector unit, one that is stored a queue from
+    there to MTE3; tiles that are filled in the same loop share one.
+    """
+    attached_at: dict[tuple[bool, bool], set[object]] = {}
+    for stage in state.stages:
+        if not isinstance(stage, Stage) or stage.scope != "UB":
+            continue
+        source = state.find(stage.sources[0]) if stage.sources else None
+        loaded = stage.is_copy and getattr(source, "scope", "GM") == "GM"
+        readers = state.readers(stage.name)
+        stored = any(getattr(reader, "scope", "GM") == "GM" for reader in readers)
+        if loaded or stored:
+            attached_at.setdefault((loaded, stored), set()).add(stage.attach)
+    return max(map(len, attached_at.values()), default=0)

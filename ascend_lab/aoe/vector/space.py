@@ -1,7 +1,12 @@
 """The search space of a vector operator: which stages share a loop nest, and each nest's layout.
 
-A stage computes one tensor. The first decisions group the stages into nests, and divide reductions
-(folds) into partial ones. Then follow the decisions about each nest.
+A stage computes one tensor. A softmax of rows, for example, has stages for the maximum, the
+exponentials, their sum and the quotient. The first decisions of a point group the stages into nests
+of loops: all four in one, or some of them apart. They may also divide reductions (folds) into
+partial ones, so that more cores have work: sums of 4,096 numbers into 8 sums of 512. Then follow
+the decisions about each nest (see `nest.DECISIONS`).
+
+The decisions about the grouping are the head of a point.
 """
 
 import math
@@ -13,7 +18,7 @@ from itertools import product, zip_longest
 import numpy as np
 
 from ascend_lab.aoe.space import Point, Value, random_completion
-from ascend_lab.aoe.vector.layout import Nest, lay, read_layout
+from ascend_lab.aoe.vector.layout import Nest, lay_out, read_layout
 from ascend_lab.aoe.vector.nest import DECISIONS, LEAST, NestSpace
 from ascend_lab.errors import AscendLabError, InputError, ScheduleError, UnsupportedError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
@@ -34,44 +39,30 @@ WAYS = ("fused", "stages", "inlined", "folds")
 APART = " apart"
 """Suffix of a way that keeps the axes of the tensors separate instead of merging neighbours."""
 LINE_BYTES = 512
-PARTS = 4
+"""Results that lie side by side are divided among cores in lines of this many bytes."""
+MAX_PART_COUNTS = 4
 """The largest number of different counts of partial folds to try."""
-COUNTED = 10_000
+MAX_COUNTED = 10_000
 """Spaces with more points than this are not counted: nests alone can have thousands of layouts."""
 
 
-def regroup(
-    s: Schedule, phase: Phase, grouping: str, parts: int
-) -> tuple[Schedule, tuple[Nest, ...]]:
+def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> tuple[Schedule, tuple[Nest, ...]]:
     """Return the schedule with a group of stages divided into nests without layouts, and the nests.
 
-    Raises `ScheduleError` if the grouping does not apply.
+    Raises `ScheduleError` if the way does not apply.
     """
-    base = grouping.removesuffix(APART)
-    merge = not grouping.endswith(APART)
-    s, phases = _phases(s, phase, base)
+    s, phases = _phases(s, phase, way.removesuffix(APART))
     nest_phases: list[Phase] = []
-    cut = False
     for nest_phase in phases:
-        partial = ""
-        # Only a nest with a single fold is divided: the parts of two folds would need two nests.
-        fold = _own_fold(s, nest_phase) if parts > 1 else None
-        if fold is not None and parts in part_counts(s, fold):
-            axis = max(fold.reduce, key=lambda a: a.extent)
-            # A row sum of 4,096 in 8 parts: y_rf[p] = sum of 512 numbers on core p, then y = sum of
-            # 8 numbers.
-            s = steps.split(s, fold.name, axis.name, axis.extent // parts)
-            s = steps.rfactor(s, fold.name, f"{axis.name}_o")
-            partial = f"{fold.name}_rf"
-        cut = cut or bool(partial)
-        nest_phases += [Phase(partial), nest_phase] if partial else [nest_phase]
-    if parts > 1 and not cut:
-        raise ScheduleError(f"a fold of {parts} equal parts", grouping, "take 1 part")
+        s, partial = _with_partial_fold(s, nest_phase, parts)
+        nest_phases += [*partial, nest_phase]
+    if parts > 1 and len(nest_phases) == len(phases):
+        raise ScheduleError(f"a fold of {parts} equal parts", way, "take 1 part")
     nests = []
     for nest_phase in nest_phases:
         if moves_only(s.state, s.state.stage(nest_phase.root)) and not nest_phase.tiles:
             continue  # a strided copy has a separate kernel
-        s = merge_axes(s, nest_phase) if merge else s
+        s = s if way.endswith(APART) else merge_axes(s, nest_phase)
         rows = tuple(row_axes(s.state, nest_phase))
         if not rows and (nest_phase.tiles or nest_phase.outputs):
             raise ScheduleError(
@@ -81,22 +72,38 @@ def regroup(
     return s, tuple(nests)
 
 
-def _phases(s: Schedule, phase: Phase, grouping: str) -> tuple[Schedule, list[Phase]]:
-    """Return the nests of a group before folds are cut; values used twice may be inlined."""
-    if grouping == "fused":
+def _phases(s: Schedule, phase: Phase, way: str) -> tuple[Schedule, list[Phase]]:
+    """Return the nests of a group before folds are divided; values used twice may be inlined."""
+    if way == "fused":
         return s, [phase]
-    if grouping == "stages":
+    if way == "stages":
         return s, [Phase(n) for n in (*phase.tiles, *phase.outputs, phase.root)]
     folds = [n for n in phase.tiles if s.state.stage(n).fold]
     for name in phase.tiles:
         if name not in folds:
             s = steps.inline(s, name)
-    if grouping == "inlined":
+    if way == "inlined":
         return s, [Phase(phase.root, tuple(folds), phase.outputs)]
     return s, [Phase(n) for n in (*folds, *phase.outputs, phase.root)]
 
 
-def _own_fold(s: Schedule, phase: Phase) -> Stage | None:
+def _with_partial_fold(s: Schedule, phase: Phase, parts: int) -> tuple[Schedule, list[Phase]]:
+    """Divide the fold of a nest into `parts`; return the nest of the partial fold, if there is one.
+
+    Only a nest with a single fold is divided: the parts of two folds would need two nests.
+    """
+    fold = _single_fold(s, phase) if parts > 1 else None
+    if fold is None or parts not in part_counts(s, fold):
+        return s, []
+    axis = max(fold.reduce, key=lambda a: a.extent)
+    # A row sum of 4,096 in 8 parts: y_rf[p] = sum of 512 numbers on core p, then y = sum of 8
+    # numbers.
+    s = steps.split(s, fold.name, axis.name, axis.extent // parts)
+    s = steps.rfactor(s, fold.name, f"{axis.name}_o")
+    return s, [Phase(f"{fold.name}_rf")]
+
+
+def _single_fold(s: Schedule, phase: Phase) -> Stage | None:
     """Return the fold of a nest if it has exactly one, else None."""
     folds = [s.state.stage(n) for n in (*phase.tiles, phase.root) if s.state.stage(n).fold]
     return folds[0] if len(folds) == 1 and len(phase.tiles) < 2 else None
@@ -106,49 +113,53 @@ def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
     """Return the numbers of parts of a fold that give idle cores work, the largest first."""
     cores = core_count(s)
     # Without partial folds at most one core per result has work: 64 rows keep 32 cores busy.
-    units = math.prod(stage.shape)
+    results = math.prod(stage.shape)
     if keeps_lanes(stage):
-        units = max(1, units * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
-    extent = max((a.extent for a in stage.reduce), default=1)
-    size = units * math.prod(a.extent for a in stage.reduce) * DTYPE_BYTES[stage.expr.dtype]
-    if units >= cores or size < LINE_BYTES or any(a.name == "p" for a in stage.reduce):
+        results = max(1, results * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
+    extents = [axis.extent for axis in stage.reduce]
+    size_bytes = results * math.prod(extents) * DTYPE_BYTES[stage.expr.dtype]
+    # rfactor calls the axis of the parts p: a fold over it is divided already
+    is_partial = any(axis.name == "p" for axis in stage.reduce)
+    if results >= cores or size_bytes < LINE_BYTES or is_partial:
         return ()
+    extent = max(extents, default=1)
     divisors = [d for d in range(min(cores, extent // 2), 1, -1) if extent % d == 0]
     # Of 12 divisors every third is taken: 4 numbers of parts, the largest first.
-    step = max(1, -(-len(divisors) // PARTS))
+    step = max(1, -(-len(divisors) // MAX_PART_COUNTS))
     return tuple(divisors[::step])
 
 
-def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
+def ways_of(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
     """Return the ways that apply to a group (see `WAYS`), each with its numbers of parts."""
     structures: dict[str, tuple[tuple[Nest, ...], State]] = {}
-
-    def is_flat(nests: tuple[Nest, ...], state: State) -> bool:
-        return all(len(state.stage(n.phase.root).axes) == 1 for n in nests)
-
     for way in WAYS:
+        # Two ways may give the same nests, as "fused" and "inlined" where all tiles are folds.
         with suppress(AscendLabError):
             merged, nests = regroup(s, phase, way, 1)
-            # Two ways may give the same nests, as "fused" and "inlined" where all tiles are folds.
             if (nests, merged.state) in structures.values():
                 continue
             structures[way] = nests, merged.state
         with suppress(AscendLabError):
             apart, nests = regroup(s, phase, way + APART, 1)
             # if every nest has one merged axis, its tiles cover all choices of the separate axes
-            one_axis = way in structures and is_flat(*structures[way])
+            one_axis = way in structures and _has_one_axis(*structures[way])
             if (nests, apart.state) not in structures.values() and not one_axis:
                 structures[way + APART] = nests, apart.state
-    return {name: (1, *_parts(s, phase, name)) for name in structures}
+    return {way: (1, *_group_part_counts(s, phase, way)) for way in structures}
 
 
-def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
-    counts: dict[int, None] = {}
+def _has_one_axis(nests: tuple[Nest, ...], state: State) -> bool:
+    return all(len(state.stage(nest.phase.root).axes) == 1 for nest in nests)
+
+
+def _group_part_counts(s: Schedule, phase: Phase, way: str) -> list[int]:
+    """Return the numbers of parts of all folds of a group, without repetitions."""
     s, phases = _phases(s, phase, way.removesuffix(APART))
+    counts: dict[int, None] = {}
     for nest_phase in phases:
-        stage = _own_fold(s, nest_phase)
-        counts |= dict.fromkeys(part_counts(s, stage) if stage is not None else ())
-    return tuple(counts)
+        fold = _single_fold(s, nest_phase)
+        counts |= dict.fromkeys(part_counts(s, fold) if fold is not None else ())
+    return list(counts)
 
 
 AS_DEFAULT = "default"
@@ -182,55 +193,72 @@ class Grouping:
         if any(isinstance(s, Stage) and s.is_cube for s in start.state.stages):
             raise UnsupportedError("operators of the vector unit", "a product", "tune its tiling")
         self.default = default
-        self._bare, self._nests = _stripped(default)
-        self._ways = [(p, ways(start, p)) for p in phases]
-        self._ways = [(p, parts_by_way) for p, parts_by_way in self._ways if parts_by_way]
+        self._without_layouts, self._default_nests = _without_layouts(default)
+        self._groups: list[tuple[Phase, dict[str, tuple[int, ...]]]] = []
+        for phase in phases:
+            if parts_by_way := ways_of(start, phase):
+                self._groups.append((phase, parts_by_way))
+        # caches: the space of each nest, the structure of each head
         self._spaces: dict[object, NestSpace] = {}
-        self._known: dict[Point, Structure | None] = {(): Structure(start)}
-        ends = [f" {g + 1}" if len(self._ways) > 1 else "" for g in range(len(self._ways))]
-        self.names = tuple(f"{word}{end}" for end in ends for word in ("way", "parts"))
-        self._whole: tuple[str, ...] = ()
-        self.plain_head = self._match(()) or self._as_whole(AS_DEFAULT, self._bare, self._nests)
-        no_parts = quickest.steps == default.steps
-        self.default_head = self.plain_head if no_parts else self._as_whole(IN_PARTS, quickest)
+        self._structures: dict[Point, Structure | None] = {(): Structure(start)}
+        names: list[str] = []
+        for number in range(1, len(self._groups) + 1):
+            ending = f" {number}" if len(self._groups) > 1 else ""
+            names += [f"way{ending}", f"parts{ending}"]
+        self.names = tuple(names)
+        self._whole_ways: tuple[str, ...] = ()
+        self.plain_head = self._default_head(()) or self._add_whole_way(
+            AS_DEFAULT, self._without_layouts, self._default_nests
+        )
+        if quickest.steps == default.steps:
+            self.default_head = self.plain_head
+        else:
+            self.default_head = self._add_whole_way(IN_PARTS, quickest, ())
 
-    def _as_whole(self, way: str, s: Schedule, nests: Sequence[Nest] = ()) -> Point:
-        """Add a way for all groups at once, and return its grouping."""
-        head: Point = (way, 1) * len(self._ways)
-        self._known[head] = Structure(s, tuple(self._nest(s, n) for n in nests))
-        self._whole += (way,)
+    def _add_whole_way(self, way: str, s: Schedule, nests: Sequence[Nest]) -> Point:
+        """Add a way for all groups at once, and return its head."""
+        head: Point = (way, 1) * len(self._groups)
+        self._structures[head] = Structure(s, tuple(self._nest(s, nest) for nest in nests))
+        self._whole_ways += (way,)
         return head
 
     def options(self, head: Point) -> tuple[Value, ...]:
         """Return the ways of the next group, or its numbers of partial folds."""
-        if head and head[0] in self._whole:
-            return (1,) if len(head) % 2 else head[:1]
-        parts_by_way = self._ways[len(head) // 2][1]
-        if len(head) % 2:
+        # decisions alternate: way and parts of group 0, way and parts of group 1, ...
+        decides_parts = len(head) % 2 == 1
+        if head and head[0] in self._whole_ways:
+            return (1,) if decides_parts else head[:1]
+        _, parts_by_way = self._groups[len(head) // 2]
+        if decides_parts:
             return tuple(p for p in parts_by_way[head[-1]] if self.structure((*head, p)))
         # A way that cannot be lowered is no option, so that a search never proposes what fails.
-        legal = tuple(w for w in parts_by_way if self.structure((*head, w, 1)))
-        return legal if head else (*legal, *self._whole)
+        legal = tuple(way for way in parts_by_way if self.structure((*head, way, 1)))
+        return legal if head else (*legal, *self._whole_ways)
 
-    def heads(self, head: Point = ()) -> list[Point]:
-        """Return all groupings whose first decisions are `head`."""
-        if len(head) == len(self.names):
-            return [head]
-        return [h for value in self.options(head) for h in self.heads((*head, value))]
+    def heads(self, prefix: Point = ()) -> list[Point]:
+        """Return all heads that begin with `prefix`."""
+        if len(prefix) == len(self.names):
+            return [prefix]
+        heads = []
+        for value in self.options(prefix):
+            heads += self.heads((*prefix, value))
+        return heads
 
     def structure(self, head: Point) -> Structure | None:
-        """Return the structure of a grouping `head`; None if it cannot be lowered."""
-        if head not in self._known:
+        """Return the structure of a head or a part of it; None if it cannot be lowered."""
+        if head not in self._structures:
+            self._structures[head] = None
             outer = self.structure(head[:-2]) if len(head) <= len(self.names) else None
-            parts_by_way = self._ways[len(head) // 2 - 1][1] if outer else {}
-            legal = head[-1] in parts_by_way.get(head[-2], ())
-            self._known[head] = self._grown(outer, head) if outer and legal else None
-        return self._known[head]
+            if outer is not None:
+                phase, parts_by_way = self._groups[len(head) // 2 - 1]
+                if head[-1] in parts_by_way.get(head[-2], ()):
+                    self._structures[head] = self._extended(outer, phase, head[-2], head[-1])
+        return self._structures[head]
 
-    def _grown(self, outer: Structure, head: Point) -> Structure | None:
-        phase = self._ways[len(head) // 2 - 1][0]
+    def _extended(self, outer: Structure, phase: Phase, way: str, parts: int) -> Structure | None:
+        """Return a structure with one more group in nests; None if a nest has no legal layout."""
         try:
-            s, new_nests = regroup(outer.schedule, phase, head[-2], head[-1])
+            s, new_nests = regroup(outer.schedule, phase, way, parts)
             nests = tuple(self._nest(s, nest) for nest in new_nests)
             if not all(nest.has_points for nest in nests):
                 return None
@@ -240,60 +268,62 @@ class Grouping:
 
     def _nest(self, s: Schedule, nest: Nest) -> NestSpace:
         """Return the space of a nest, with the default's layout if the default has this nest."""
-        stages = [
-            s.state.stage(n) for n in (*nest.phase.tiles, *nest.phase.outputs, nest.phase.root)
-        ]
-        shapes = {r.source: s.state.find(r.source).shape for x in stages for r in x.reads}
+        phase = nest.phase
+        stages = [s.state.stage(n) for n in (*phase.tiles, *phase.outputs, phase.root)]
+        shapes: dict[str, tuple[int, ...]] = {}
+        for stage in stages:
+            shapes |= {read.source: s.state.find(read.source).shape for read in stage.reads}
         # Nests of the same stages over the same shapes share a space, in all groupings where they
         # occur.
         key = (nest, tuple(stages), tuple(shapes.items()))
         if key not in self._spaces:
-            is_default = nest in self._nests and all(
-                x == self._bare.state.stage(x.name) for x in stages
+            default_state = self._without_layouts.state
+            is_default = nest in self._default_nests and all(
+                stage == default_state.stage(stage.name) for stage in stages
             )
-            layout = read_layout(self.default.state, nest.phase) if is_default else None
+            layout = read_layout(self.default.state, phase) if is_default else None
             self._spaces[key] = NestSpace(s, nest, layout)
         return self._spaces[key]
 
-    def _match(self, head: Point) -> Point | None:
-        """Return the grouping that gives the nests of the default."""
-        if len(head) == len(self.names):
-            grouped = self.structure(head)
-            assert grouped is not None
-            nests = [n.nest for n in grouped.nests if n.default is not None]
-            return head if sorted(map(str, nests)) == sorted(map(str, self._nests)) else None
-        for way in self.options(head):
-            for parts in self.options((*head, way)):
-                grouped = self.structure((*head, way, parts))
-                if grouped and all(n.default is not None for n in grouped.nests):
-                    match = self._match((*head, way, parts))
-                    if match is not None:
-                        return match
+    def _default_head(self, prefix: Point) -> Point | None:
+        """Return the head that begins with `prefix` and gives the nests of the default, or None."""
+        if len(prefix) == len(self.names):
+            structure = self.structure(prefix)
+            assert structure is not None
+            nests = [space.nest for space in structure.nests if space.default is not None]
+            is_default = sorted(map(str, nests)) == sorted(map(str, self._default_nests))
+            return prefix if is_default else None
+        for way in self.options(prefix):
+            for parts in self.options((*prefix, way)):
+                longer = (*prefix, way, parts)
+                structure = self.structure(longer)
+                if structure and all(space.default is not None for space in structure.nests):
+                    head = self._default_head(longer)
+                    if head is not None:
+                        return head
         return None
 
 
-def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
+def _without_layouts(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
     """Return a schedule without its layouts, and its nests."""
-    keep: list[Step] = []
-    follow = [s.primitive for s in default.steps[1:]]
-    for step, next_primitive in zip_longest(default.steps, follow):
+    grouping_steps: list[Step] = []
+    next_primitives = [step.primitive for step in default.steps[1:]]
+    for step, next_primitive in zip_longest(default.steps, next_primitives):
         # A split that rfactor turns into a tensor belongs to the grouping; all other splits are
         # layout.
-        factored = step.primitive == "split" and next_primitive == "rfactor"
-        if factored or step.primitive in ("inline", "fuse", "materialise", "rfactor"):
-            keep.append(step)
-    bare = replay(default.outputs, default.chip, keep)
+        is_factored = step.primitive == "split" and next_primitive == "rfactor"
+        if is_factored or step.primitive in ("inline", "fuse", "materialise", "rfactor"):
+            grouping_steps.append(step)
+    bare = replay(default.outputs, default.chip, grouping_steps)
     nests = []
-    for stage in default.state.stages:
-        if isinstance(stage, Stage) and stage.attach is None and stage.vector_at:
-            inside = [
-                x
-                for x in default.state.stages
-                if isinstance(x, Stage) and x.attach is not None and x.attach[0] == stage.name
-            ]
-            tiles = tuple(x.name for x in inside if not x.output)
-            phase = Phase(stage.name, tiles, tuple(x.name for x in inside if x.output))
-            nests.append(Nest(phase, tuple(row_axes(bare.state, phase))))
+    stages = [stage for stage in default.state.stages if isinstance(stage, Stage)]
+    for root in stages:
+        if root.attach is not None or not root.vector_at:
+            continue
+        inside = [s for s in stages if s.attach is not None and s.attach[0] == root.name]
+        tiles = tuple(stage.name for stage in inside if not stage.output)
+        phase = Phase(root.name, tiles, tuple(stage.name for stage in inside if stage.output))
+        nests.append(Nest(phase, tuple(row_axes(bare.state, phase))))
     return bare, tuple(nests)
 
 
@@ -301,9 +331,10 @@ def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
 class VectorSpace:
     """The space of all schedules of a vector operator; it is built only as far as a search needs.
 
-    The first decisions group the stages (a way and a number of partial folds per group), then
+    The head of a point groups the stages (a way and a number of partial folds per group). Then
     `DECISIONS` follow for the first nest, the second, and so on; if a grouping has fewer nests than
-    others, the decisions for the missing nests have a single value.
+    others, the decisions for the missing nests have a single value. A decision that has a single
+    value in every grouping is left out.
     """
 
     def __init__(self, outputs: dsl.Tensor | Sequence[dsl.Tensor], chip: Chip) -> None:
@@ -312,25 +343,31 @@ class VectorSpace:
         self.chip = chip
         self.default = dsl.auto_schedule(self.outputs, chip)
         self.grouping = Grouping(dsl.auto_schedule(self.outputs, chip, parts=False), self.default)
-        self._head = len(self.grouping.names)
-        # Few enough to list: up to eight ways and five numbers of parts per group.
-        heads = self.grouping.heads()
-        nests = list(zip_longest(*(self.structure(h).nests for h in heads)))
-        opened = [set[int]().union(*(n.open_decisions for n in slot if n)) for slot in nests]
-        self._slots = [tuple(sorted(places)) for places in opened]
-        ends = [f" {k + 1}" if len(nests) > 1 else "" for k in range(len(nests))]
-        pairs = zip(self._slots, ends, strict=True)
-        nest_names = (DECISIONS[at] + end for slot, end in pairs for at in slot)
-        self.names = (*self.grouping.names, *nest_names)
+        self._head_length = len(self.grouping.names)
+        # for nest number k of any grouping, the indices of its open decisions in `DECISIONS`; few
+        # heads enough to list: up to eight ways and five numbers of parts per group
+        open_sets: list[set[int]] = []
+        for head in self.grouping.heads():
+            for number, nest in enumerate(self.structure(head).nests):
+                if number == len(open_sets):
+                    open_sets.append(set())
+                open_sets[number] |= nest.open_decisions
+        self._open_decisions = [tuple(sorted(indices)) for indices in open_sets]
+        names = list(self.grouping.names)
+        # (nest number, index in `DECISIONS`) of each decision after the head
+        self._nest_decisions: list[tuple[int, int]] = []
+        for number, indices in enumerate(self._open_decisions):
+            ending = f" {number + 1}" if len(open_sets) > 1 else ""
+            names += [DECISIONS[index] + ending for index in indices]
+            self._nest_decisions += [(number, index) for index in indices]
+        self.names = tuple(names)
         self._options: dict[Point, tuple[Value, ...]] = {}
-        self._places = [(k, at) for k, slot in enumerate(self._slots) for at in slot]
 
     # -- points and schedules ---------------------------------------------------------------------
     def structure(self, point: Point) -> Structure:
         """Return the structure that a point chooses; raise `InputError` if it is not legal."""
-        structure = (
-            self.grouping.structure(point[: self._head]) if len(point) >= self._head else None
-        )
+        head = point[: self._head_length]
+        structure = self.grouping.structure(head) if len(head) == self._head_length else None
         if structure is None:
             raise InputError("a point of the space", str(point), "take values from `options`")
         return structure
@@ -338,16 +375,21 @@ class VectorSpace:
     def parts(self, point: Point) -> list[tuple[NestSpace, Point]]:
         """Return the nests of a point, each with the decisions about it."""
         nests = []
-        at = self._head
-        for nest, slot in zip(self.structure(point).nests, self._slots, strict=False):
-            nests.append((nest, _filled(slot, point[at : at + len(slot)])))
-            at += len(slot)
+        start = self._head_length
+        # a grouping may have fewer nests than the longest one
+        for nest, indices in zip(self.structure(point).nests, self._open_decisions, strict=False):
+            stop = start + len(indices)
+            nests.append((nest, _filled(indices, point[start:stop])))
+            start = stop
         return nests
 
-    def joined(self, head: Point, owns: Sequence[Point]) -> Point:
-        """Return the point with grouping `head` and the decisions `owns` about its nests."""
-        pairs = zip_longest(self._slots, owns, fillvalue=LEAST)
-        return (*head, *(decisions[at] for slot, decisions in pairs for at in slot))
+    def joined(self, head: Point, nest_points: Sequence[Point]) -> Point:
+        """Return the point with a head, and with all decisions about each of its nests."""
+        point = head
+        pairs = zip_longest(self._open_decisions, nest_points, fillvalue=LEAST)
+        for indices, nest_point in pairs:
+            point += tuple(nest_point[index] for index in indices)
+        return point
 
     def build(self, point: Point) -> Schedule:
         """Return the schedule of a point; raise `AscendLabError` for a point of another space."""
@@ -355,16 +397,17 @@ class VectorSpace:
             raise InputError(f"{len(self.names)} decisions", str(len(point)), "complete the point")
         s = self.structure(point).schedule
         for nest, decisions in self.parts(point):
-            s = lay(s, nest.nest, nest.layout(decisions))
+            s = lay_out(s, nest.nest, nest.layout(decisions))
         return s
 
     @property
     def default_points(self) -> tuple[Point, ...]:
         """The points of the default schedule, and of the default without parts of rows."""
-        heads = dict.fromkeys((self.grouping.default_head, self.grouping.plain_head))
-        nests = (self.structure(head).nests for head in heads)
-        decisions = ([n.default_point or LEAST for n in nest_spaces] for nest_spaces in nests)
-        return tuple(map(self.joined, heads, decisions))
+        points = []
+        for head in dict.fromkeys((self.grouping.default_head, self.grouping.plain_head)):
+            nest_points = [nest.default_point or LEAST for nest in self.structure(head).nests]
+            points.append(self.joined(head, nest_points))
+        return tuple(points)
 
     @property
     def default_point(self) -> Point:
@@ -374,21 +417,21 @@ class VectorSpace:
     # -- the interface of a space (see `aoe.space.Space`) -----------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:
         """Return the legal values of the decision after `prefix`; they are cached."""
-        values = self._options.get(prefix)
-        if values is None:
-            values = self._options[prefix] = self._found(prefix)
-        return values
+        if prefix not in self._options:
+            self._options[prefix] = self._compute_options(prefix)
+        return self._options[prefix]
 
-    def _found(self, prefix: Point) -> tuple[Value, ...]:
-        if len(prefix) < self._head:
+    def _compute_options(self, prefix: Point) -> tuple[Value, ...]:
+        if len(prefix) < self._head_length:
             return self.grouping.options(prefix)
-        number, at = self._places[len(prefix) - self._head]
+        number, index = self._nest_decisions[len(prefix) - self._head_length]
         nests = self.structure(prefix).nests
-        slot = self._slots[number]
         if number >= len(nests):
-            return (LEAST[at],)
-        taken = prefix[len(prefix) - slot.index(at) :] if at else ()
-        return nests[number].options(_filled(slot, taken)[:at])
+            return (LEAST[index],)
+        # the values that the prefix has for this nest, the last ones
+        indices = self._open_decisions[number]
+        taken = prefix[len(prefix) - indices.index(index) :] if index else ()
+        return nests[number].options(_filled(indices, taken)[:index])
 
     def sample(self, rng: np.random.Generator) -> Point:
         """Return a random point: each decision takes one of its options with equal probability."""
@@ -397,14 +440,14 @@ class VectorSpace:
     def key(self, point: Point) -> Hashable:
         """Return a key of the schedule that a point builds: grouping and layouts."""
         return (
-            point[: self._head],
+            point[: self._head_length],
             *(nest.layout(decisions) for nest, decisions in self.parts(point)),
         )
 
     @property
     def size(self) -> int | None:
-        """The number of points; None above `COUNTED`."""
-        return self.counted(COUNTED)
+        """The number of points; None above `MAX_COUNTED`."""
+        return self.counted(MAX_COUNTED)
 
     def counted(self, limit: int) -> int | None:
         """Return the number of points; None if there are more than `limit`."""
@@ -413,7 +456,7 @@ class VectorSpace:
             points = 1
             for nest in self.structure(head).nests:
                 points *= nest.count(limit // points)
-                # Counting stops as soon as it is certain that there are more than `most`.
+                # Counting stops as soon as it is certain that there are more than `limit`.
                 if total + points > limit:
                     return None
             total += points
@@ -429,7 +472,7 @@ class VectorSpace:
                 yield self.joined(head, chosen)
 
 
-def _filled(slot: Sequence[int], values: Sequence[Value]) -> Point:
-    """Return all decisions about a nest; missing decisions get their least value."""
-    value_at = dict(zip(slot, values, strict=False))
-    return tuple(value_at.get(at, value) for at, value in enumerate(LEAST))
+def _filled(indices: Sequence[int], values: Sequence[Value]) -> Point:
+    """Return all decisions about a nest; those without a value get their least value."""
+    value_of = dict(zip(indices, values, strict=False))
+    return tuple(value_of.get(index, least) for index, least in enumerate(LEAST))

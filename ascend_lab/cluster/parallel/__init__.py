@@ -9,7 +9,7 @@ returns those that fit into memory, the quickest first.
 # isort: off
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 
 from ascend_lab.cluster import Topology
 from ascend_lab.errors import ClusterError
@@ -29,7 +29,9 @@ __all__ = [
 # fmt: on
 # isort: on
 MAX_MICRO_BATCHES = 64
-VIRTUAL = (2, 4)
+"""Largest number of micro-batches to try."""
+VIRTUAL_STAGES = (2, 4)
+"""Numbers of virtual stages per device to try for interleaving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,10 @@ def best_plans(
     for plan in shapes(devices, batch, model.tensor_degrees(), len(model.units(1, 1, False))):
         cut = cut_model(plan, model, batch)
         tried = tried + 1
-        need = max(m.total_bytes for m in cut.memory(model.optimizer))
-        least_bytes = min(least_bytes, need)
-        cuts += [cut] if need <= memory_bytes else []
+        needed_bytes = max(m.total_bytes for m in cut.memory(model.optimizer))
+        least_bytes = min(least_bytes, needed_bytes)
+        if needed_bytes <= memory_bytes:
+            cuts.append(cut)
     if not tried:
         needed = f"a batch of at least one sample on each of {devices} devices that plans can share"
         raise ClusterError(needed, str(batch), "raise the batch or use fewer devices")
@@ -110,17 +113,33 @@ def shapes(devices: int, batch: int, tensor: Sequence[int], units: int) -> Itera
     """
     # 2 devices, batch 4, tensor degrees 1 and 2, 8 units: 40 plans, from "D2 T1 P1" to "D1 T2 P1 m4
     # sequence recompute".
+    for t, p in _tensor_and_pipeline(devices, tensor):
+        d = devices // t // p
+        rank_samples = batch // d if batch % d == 0 else 0
+        zero_stages = range(4) if d > 1 else range(1)
+        sequences = (False, True) if t > 1 else (False,)
+        for m in _powers(rank_samples, p):
+            options = product(_schedules(p, m, units), zero_stages, sequences, (False, True))
+            for (schedule, virtual), zero_stage, sequence, recompute in options:
+                yield Plan(
+                    data=d,
+                    tensor=t,
+                    pipeline=p,
+                    sequence=sequence,
+                    zero_stage=zero_stage,
+                    micro_batches=m,
+                    schedule=schedule,
+                    virtual=virtual,
+                    recompute=recompute,
+                )
+
+
+def _tensor_and_pipeline(devices: int, tensor: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield (tensor degree, pipeline stages) whose product divides `devices`."""
     for t in tensor:
-        for p in _divisors(devices // t) if devices % t == 0 else ():
-            d = devices // t // p
-            for m in _powers(batch // d if batch % d == 0 else 0, p):
-                for schedule, virtual in _schedules(p, m, units):
-                    for zero in range(4) if d > 1 else (0,):
-                        for sequence in (False, True) if t > 1 else (False,):
-                            for recompute in (False, True):
-                                yield Plan(
-                                    d, t, p, 1, sequence, zero, m, schedule, virtual, recompute
-                                )
+        if devices % t == 0:
+            for p in _divisors(devices // t):
+                yield t, p
 
 
 def _divisors(n: int) -> list[int]:
@@ -130,18 +149,22 @@ def _divisors(n: int) -> list[int]:
 def _powers(samples: int, stages: int) -> list[int]:
     """Return the powers of two that divide `samples`; below `stages` at most the largest one."""
     # 12 samples: micro-batches 1, 2 and 4; with 4 stages only 4 keeps every stage busy.
-    powers = [2**k for k in range(MAX_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k]
+    if not samples:
+        return []
+    powers = [2**k for k in range(MAX_MICRO_BATCHES.bit_length()) if samples % 2**k == 0]
     return [m for m in powers if m >= stages or m == powers[-1]]
 
 
 def _schedules(stages: int, micro_batches: int, units: int) -> list[tuple[str, int]]:
+    """Return the schedules to try, each with its number of virtual stages per device."""
     if stages > units:
         return []
     # 2 stages, 4 micro-batches, 8 units: 1F1B and interleaving by 2 and by 4. With 3 micro-batches
     # only 1F1B, since interleaving passes micro-batches in groups of one per stage.
-    several = stages > 1 and micro_batches % stages == 0
-    virtual = [v for v in VIRTUAL if several and v * stages <= units]
-    return [("1f1b", 1), *(("interleaved", v) for v in virtual)]
+    schedules = [("1f1b", 1)]
+    if stages > 1 and micro_batches % stages == 0:
+        schedules += [("interleaved", v) for v in VIRTUAL_STAGES if v * stages <= units]
+    return schedules
 
 
 def placements(plan: Plan) -> list[Plan]:

@@ -102,9 +102,10 @@ class Plan:
         """
         # D2 T2 P2 in the order tensor, data, pipeline: tensor groups (0, 1), (2, 3), (4, 5), (6,
         # 7); data groups (0, 2), (1, 3), (4, 6), (5, 7); pipelines (0, 4), (1, 5), (2, 6), (3, 7).
-        where = [*reversed(self.axes)]  # along the first axis device numbers rise by 1
-        numbers = np.arange(self.devices).reshape([getattr(self, name) for name in where])
-        rows = numbers.transpose([where.index(a) for a in AXES if a != axis] + [where.index(axis)])
+        grid_axes = [*reversed(self.axes)]  # along the first of `axes` device numbers rise by 1
+        numbers = np.arange(self.devices).reshape([getattr(self, name) for name in grid_axes])
+        other_axes = [grid_axes.index(name) for name in AXES if name != axis]
+        rows = numbers.transpose([*other_axes, grid_axes.index(axis)])
         return list(map(tuple, rows.reshape(-1, getattr(self, axis)).tolist()))
 
 
@@ -210,13 +211,13 @@ def split_units(costs: Sequence[float], pieces: int) -> list[range]:
     # 2], cost 4.
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
-    cut = []
+    best_starts = []  # of the last piece, one array per pass
     for _ in range(pieces):
-        dearest = np.maximum(best[None, :], range_costs)
-        cut.append(dearest.argmin(axis=1))
-        best = dearest.min(axis=1)
+        highest_costs = np.maximum(best[None, :], range_costs)
+        best_starts.append(highest_costs.argmin(axis=1))
+        best = highest_costs.min(axis=1)
     edges = [n]
-    for starts in reversed(cut):
+    for starts in reversed(best_starts):
         edges.append(int(starts[edges[-1]]))
     return [range(start, end) for end, start in pairwise(edges)][::-1]
 
@@ -283,18 +284,21 @@ def orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> 
     turns = [_turn(k, stages, virtual) for k in range(micro_batches * virtual)]
     task_lists = []
     for device in range(stages):
-        ahead = [Task(c * stages + device, m, FORWARD) for c, m in turns]
-        back = [Task((virtual - 1 - c) * stages + device, m, BACKWARD) for c, m in turns]
+        forwards = [Task(c * stages + device, m, FORWARD) for c, m in turns]
+        backwards = [Task((virtual - 1 - c) * stages + device, m, BACKWARD) for c, m in turns]
         warm_up = len(turns)  # forwards before the first backward
         if schedule != "gpipe":
-            behind = stages - 1 - device
-            # 2 stages of 2 chunks, device 0: 2 * 1 + 1 * 2 = 4 forwards ahead (F of chunk 0 for
+            later_stages = stages - 1 - device
+            # 2 stages of 2 chunks, device 0: 2 * 1 + 1 * 2 = 4 forwards first (F of chunk 0 for
             # micro-batches 0 and 1, then of chunk 1), and after the fifth forward the first
             # backward.
-            warm_up = min(behind if virtual == 1 else 2 * behind + (virtual - 1) * stages, warm_up)
+            interleaved = 2 * later_stages + (virtual - 1) * stages
+            warm_up = min(later_stages if virtual == 1 else interleaved, warm_up)
         # The first of 4 stages runs F0 F1 F2, then F3 B0, F4 B1, ...; the last runs F0 B0, F1 B1.
-        steady = [x for pair in zip(ahead[warm_up:], back, strict=False) for x in pair]
-        task_lists.append([*ahead[:warm_up], *steady, *back[len(turns) - warm_up :]])
+        tasks = forwards[:warm_up]
+        for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
+            tasks += [forward, backward]
+        task_lists.append([*tasks, *backwards[len(turns) - warm_up :]])
     return task_lists
 
 
@@ -304,8 +308,8 @@ def _turn(k: int, stages: int, virtual: int) -> tuple[int, int]:
         return 0, k
     # 2 stages of 2 chunks: micro-batches 0 and 1 through chunk 0, then both through chunk 1, and
     # only then micro-batches 2 and 3.
-    group, place = divmod(k, stages * virtual)
-    return place // stages, group * stages + place % stages
+    group, position = divmod(k, stages * virtual)
+    return position // stages, group * stages + position % stages
 
 
 def run_pipeline(
@@ -320,41 +324,43 @@ def run_pipeline(
     (default 0). Raises `ClusterError` for lists that wait for each other forever.
     """
     ends: dict[Task, float] = {}
-    clock = [0.0] * len(lists)
-    places = [0] * len(lists)
-    done: list[TimedTask] = []
+    clock_s = [0.0] * len(lists)
+    next_task = [0] * len(lists)
+    timed_tasks: list[TimedTask] = []
     total = sum(map(len, lists))
-    last_chunk = len(forward_s) - 1
-    while len(done) < total:
-        done_count = len(done)
+    last_stage = len(forward_s) - 1
+    while len(timed_tasks) < total:
+        count = len(timed_tasks)
         for device, tasks in enumerate(lists):
-            while places[device] < len(tasks):
-                task = tasks[places[device]]
-                ready = _ready(task, last_chunk, ends, transfer_s)
-                if ready is None:
+            # run the device until a task waits for another device
+            while next_task[device] < len(tasks):
+                task = tasks[next_task[device]]
+                ready_s = _ready(task, last_stage, ends, transfer_s)
+                if ready_s is None:
                     break
-                start = max(clock[device], ready)
-                work = (forward_s if task.phase == FORWARD else backward_s)[task.stage]
-                clock[device] = ends[task] = start + work
-                done.append(TimedTask(task, device, start, start + work))
-                places[device] += 1
-        if len(done) == done_count:
+                start_s = max(clock_s[device], ready_s)
+                work_s = (forward_s if task.phase == FORWARD else backward_s)[task.stage]
+                clock_s[device] = start_s + work_s
+                ends[task] = clock_s[device]
+                timed_tasks.append(TimedTask(task, device, start_s, clock_s[device]))
+                next_task[device] += 1
+        if len(timed_tasks) == count:
             raise ClusterError("tasks in an order that can run", "a deadlock", "correct the lists")
-    worked: list[list[float]] = [[] for _ in lists]
-    for timed in done:
-        worked[timed.device].append(timed.end_s - timed.start_s)
+    busy_s: list[list[float]] = [[] for _ in lists]
+    for timed in timed_tasks:
+        busy_s[timed.device].append(timed.end_s - timed.start_s)
     peaks = tuple(map(peak_held, lists))
-    return PipelineTime(tuple(done), max(clock), tuple(map(sum, worked)), peaks)
+    return PipelineTime(tuple(timed_tasks), max(clock_s), tuple(map(sum, busy_s)), peaks)
 
 
 def _ready(
-    task: Task, last: int, ends: dict[Task, float], transfer_s: Sequence[float]
+    task: Task, last_stage: int, ends: dict[Task, float], transfer_s: Sequence[float]
 ) -> float | None:
     """Return the time at which a task's input exists, or None if its producer is not timed yet."""
     forward = task.phase == FORWARD
     if forward and task.stage == 0:
         return 0.0
-    if not forward and task.stage == last:
+    if not forward and task.stage == last_stage:
         return ends.get(Task(task.stage, task.micro_batch, FORWARD))
     neighbour = task.stage - 1 if forward else task.stage + 1
     end = ends.get(Task(neighbour, task.micro_batch, task.phase))
@@ -443,8 +449,8 @@ def stage_memory(
         weights += HALF_BYTES * max((u.parameters for u in units), default=0) * (1 - 1 / plan.data)
     activations = 0.0
     for i, chunk in enumerate(chunks):
-        kept = sum(u.input_bytes if plan.recompute else u.activation_bytes for u in chunk)
-        activations += held.get(i, 0) * kept
+        unit_bytes = [u.input_bytes if plan.recompute else u.activation_bytes for u in chunk]
+        activations += held.get(i, 0) * sum(unit_bytes)
     if plan.recompute:
         # While one unit is recomputed, all its activations exist again, in addition to the inputs
         # of the others.

@@ -117,18 +117,19 @@ class Layout:
         # Matrix (4, 2), device 5: coordinate 1 on axis 0 and 2 on axis 1; its groups are (4, 5)
         # along axis 0 and (1, 3, 5, 7) along axis 1.
         first_device = device - self.coordinate(device, axis) * self.stride(axis)
-        return tuple(first_device + place * self.stride(axis) for place in range(self.extent(axis)))
+        stride = self.stride(axis)
+        return tuple(first_device + i * stride for i in range(self.extent(axis)))
 
     def slices(self, device: int) -> tuple[slice, ...]:
         """Return the range of each dimension that a device holds."""
         slices = []
         for dim, size in zip(self.tensor_map, self.slice_shape, strict=True):
-            place = 0
+            number = 0
             # A dimension cut by axes (1, 0) of matrix (4, 2): device 5 holds part 2 * 2 + 1 = 5 of
             # 8.
             for axis in dim:
-                place = place * self.extent(axis) + self.coordinate(device, axis)
-            slices.append(slice(place * size, (place + 1) * size))
+                number = number * self.extent(axis) + self.coordinate(device, axis)
+            slices.append(slice(number * size, (number + 1) * size))
         return tuple(slices)
 
 
@@ -137,11 +138,12 @@ def all_layouts(device_matrix: Sequence[int], shape: Sequence[int]) -> Iterator[
     axes = range(len(device_matrix))
     # Matrix (2, 2), two dimensions: each axis cuts no dimension (-1), dimension 0 or 1. In 2 of
     # these 9 choices both axes cut the same dimension, in two possible orders: 11 layouts.
-    for homes in product((-1, *range(len(shape))), repeat=len(device_matrix)):
-        per_dim = [[a for a in axes if homes[a] == dim] for dim in range(len(shape))]
-        for orders in product(*(permutations(own) for own in per_dim)):
+    for dim_of_axis in product((-1, *range(len(shape))), repeat=len(device_matrix)):
+        axes_of_dim = [[a for a in axes if dim_of_axis[a] == dim] for dim in range(len(shape))]
+        orders_of_dim = [permutations(dim_axes) for dim_axes in axes_of_dim]
+        for tensor_map in product(*orders_of_dim):
             try:
-                yield Layout(tuple(device_matrix), orders, tuple(shape))
+                yield Layout(tuple(device_matrix), tensor_map, tuple(shape))
             except LayoutError:
                 continue
 
@@ -230,15 +232,16 @@ def execute(steps: Sequence[Step], arrays: Sequence[Values]) -> list[Values]:
     return current
 
 
-def _received(one: Step, device: int, arrays: Sequence[Values]) -> Values:
-    group = one.before.group(device, one.axis)
-    place = one.before.coordinate(device, one.axis)
-    if one.kind == "slice":
-        return np.split(arrays[device], len(group), axis=one.dim)[place]
+def _received(transition: Step, device: int, arrays: Sequence[Values]) -> Values:
+    """Return the array of a device after a step, given the arrays of all devices before it."""
+    group = transition.before.group(device, transition.axis)
+    position = transition.before.coordinate(device, transition.axis)
+    if transition.kind == "slice":
+        return np.split(arrays[device], len(group), axis=transition.dim)[position]
     parts = [arrays[peer] for peer in group]
-    if one.kind == "all_to_all":
-        parts = [np.split(chunk, len(group), axis=one.to_dim)[place] for chunk in parts]
-    return np.concatenate(parts, axis=one.dim)
+    if transition.kind == "all_to_all":
+        parts = [np.split(part, len(group), axis=transition.to_dim)[position] for part in parts]
+    return np.concatenate(parts, axis=transition.dim)
 
 
 # -- from layout to layout ------------------------------------------------------------------------
@@ -255,8 +258,8 @@ class Path(NamedTuple):
 def price(item_bytes: int, cost: Cost | None = None) -> Price:
     """Return a function that prices a step: in seconds by `cost`, or else in bytes received."""
     if cost is None:
-        return lambda one: one.received_bytes(item_bytes)
-    return lambda one: one.time_s(item_bytes, cost)
+        return lambda transition: transition.received_bytes(item_bytes)
+    return lambda transition: transition.time_s(item_bytes, cost)
 
 
 def redistribute(
@@ -279,44 +282,41 @@ def _comparable(source: Layout, target: Layout) -> None:
 
 def cheapest(source: Layout, cost: Price) -> dict[Map, Path]:
     """Return the cheapest path from a layout to every layout of its matrix, by tensor map."""
-    done: dict[Map, Path] = {}
+    paths: dict[Map, Path] = {}
     ticket = count()
     # Ordered by total, then by number of steps; the ticket decides ties, since layouts do not
     # compare.
     queue: list[tuple[float, int, int, Layout, tuple[Step, ...]]] = [(0.0, 0, -1, source, ())]
     while queue:
-        total, length, _, at, path = heapq.heappop(queue)
-        if at.tensor_map in done:
+        total, length, _, layout, path = heapq.heappop(queue)
+        if layout.tensor_map in paths:
             continue
-        done[at.tensor_map] = Path(total, path)
-        for transition in steps_from(at):
-            if transition.after.tensor_map not in done:
-                item = (
-                    total + cost(transition),
-                    length + 1,
-                    next(ticket),
-                    transition.after,
-                    (*path, transition),
-                )
+        paths[layout.tensor_map] = Path(total, path)
+        for transition in steps_from(layout):
+            after = transition.after
+            if after.tensor_map not in paths:
+                next_total = total + cost(transition)
+                item = (next_total, length + 1, next(ticket), after, (*path, transition))
                 heapq.heappush(queue, item)
-    return done
+    return paths
 
 
 def greedy(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Return the steps of the greedy rule; raises as `redistribute`."""
     _comparable(source, target)
     steps = list[Step]()
-    at = source
-    while at.tensor_map != target.tensor_map:
-        steps.append(_next(at, target))
-        at = steps[-1].after
+    layout = source
+    while layout.tensor_map != target.tensor_map:
+        steps.append(_next(layout, target))
+        layout = steps[-1].after
     return tuple(steps)
 
 
-def _next(at: Layout, target: Layout) -> Step:
+def _next(current: Layout, target: Layout) -> Step:
     """Return the next step of the greedy rule."""
-    used, target_axes = ({a for dim in layout.tensor_map for a in dim} for layout in (at, target))
-    pairs = list(enumerate(zip(at.tensor_map, target.tensor_map, strict=True)))
+    used = {axis for dim in current.tensor_map for axis in dim}
+    target_axes = {axis for dim in target.tensor_map for axis in dim}
+    pairs = list(enumerate(zip(current.tensor_map, target.tensor_map, strict=True)))
     # Map ((1,), ()) with the goal ((1, 0), ()): dimension 0 is a prefix of its goal and needs axis
     # 0. If axis 0 cuts nothing, a slice does it; if it is the last cut of dimension 1, an all-
     # to-all; otherwise some dimension must be gathered first.
@@ -327,16 +327,16 @@ def _next(at: Layout, target: Layout) -> Step:
     }
     for dim, axis in growing.items():
         if axis not in used:
-            return step(at, "slice", dim, axis)
+            return step(current, "slice", dim, axis)
     for dim, axis in growing.items():
         for other_dim, (axes, _) in pairs:
             if axes and axes[-1] == axis:
-                return step(at, "all_to_all", other_dim, to_dim=dim)
+                return step(current, "all_to_all", other_dim, to_dim=dim)
     wrong = [dim for dim, (axes, goal) in pairs if axes and goal[: len(axes)] != axes]
     if not wrong:
-        raise LayoutError("a step towards the target", f"{at.tensor_map}: none")
-    unwanted = [dim for dim in wrong if at.tensor_map[dim][-1] not in target_axes]
-    return step(at, "all_gather", (unwanted or wrong)[0])
+        raise LayoutError("a step towards the target", f"{current.tensor_map}: none")
+    unwanted = [dim for dim in wrong if current.tensor_map[dim][-1] not in target_axes]
+    return step(current, "all_gather", (unwanted or wrong)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,22 +362,25 @@ def compare(
     cost: Cost | None = None,
 ) -> Comparison:
     """Compare both searches on all pairs of layouts of a tensor; slow for large matrices."""
-    value = price(item_bytes, cost)
+    price_of_step = price(item_bytes, cost)
     layouts = list(all_layouts([size for size in device_matrix if size > 1], shape))
     worse = 0
     worst = 1.0
     example = None
-    paid = best = 0.0
+    greedy_total = 0.0
+    optimal_total = 0.0
     for source in layouts:
-        paths = cheapest(source, value)
+        paths = cheapest(source, price_of_step)
         for target in layouts:
             optimum = paths[target.tensor_map].total
-            taken = sum(map(value, greedy(source, target)))
-            paid = paid + taken
-            best = best + optimum
-            worse += taken > optimum * (1 + 1e-9)
-            if optimum and taken / optimum > max(worst, 1 + 1e-9):
-                worst = taken / optimum
+            greedy_price = sum(map(price_of_step, greedy(source, target)))
+            greedy_total = greedy_total + greedy_price
+            optimal_total = optimal_total + optimum
+            # 1e-9: sums of the same prices in another order may differ in the last bits
+            if greedy_price > optimum * (1 + 1e-9):
+                worse += 1
+            if optimum and greedy_price / optimum > max(worst, 1 + 1e-9):
+                worst = greedy_price / optimum
                 example = (source, target)
-    excess = paid / best - 1 if best else 0.0
+    excess = greedy_total / optimal_total - 1 if optimal_total else 0.0
     return Comparison(len(layouts) ** 2, worse, excess, worst, example)

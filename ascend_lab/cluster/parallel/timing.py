@@ -178,13 +178,13 @@ class _Traffic:
 
     plan: Plan
     costs: Costs
-    known: dict[tuple[str, str, float], float] = field(default_factory=dict)
+    seconds: dict[tuple[str, str, float], float] = field(default_factory=dict)
 
     def timed(self, op: str, axis: str, size_bytes: float) -> float:
         key = (op, axis, size_bytes)
-        if key not in self.known:
-            self.known[key] = self.costs.collective(op, self.plan, axis, size_bytes)
-        return self.known[key]
+        if key not in self.seconds:
+            self.seconds[key] = self.costs.collective(op, self.plan, axis, size_bytes)
+        return self.seconds[key]
 
     def exchange_s(self, unit: Unit) -> float:
         """Return the seconds of a unit's tensor-group exchanges in one direction.
@@ -218,42 +218,49 @@ def plan_time(
     """Return the step time and memory of a plan; raises as `cut_model`."""
     cut = cut_model(plan, model, batch)
     traffic = _Traffic(plan, costs)
-    ahead = [_forward_s(chunk, traffic) for chunk in cut.chunks]
-    back = [_backward_s(chunk, traffic) for chunk in cut.chunks]
-    transfers = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
+    forwards_s = [_forward_s(chunk, traffic) for chunk in cut.chunks]
+    backwards_s = [_backward_s(chunk, traffic) for chunk in cut.chunks]
+    transfers_s = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
     lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
-    timed = plans.run_pipeline(lists, ahead, back, transfers)
+    timed = plans.run_pipeline(lists, forwards_s, backwards_s, transfers_s)
     step_s = max(_finished_s(cut, model, traffic, timed, d) for d in range(plan.pipeline))
     # Forward and backward exchange once each, and a forward that is recomputed exchanges again.
     passes = 3 if plan.recompute else 2
-    work, exchanges = max(
-        (cut.work_s(d), passes * sum(map(traffic.exchange_s, cut.units_of(d))))
-        for d in range(plan.pipeline)
-    )
+    device_times = []
+    for device in range(plan.pipeline):
+        exchange_s = sum(map(traffic.exchange_s, cut.units_of(device)))
+        device_times.append((cut.work_s(device), passes * exchange_s))
+    work_s, exchanges_s = max(device_times)
     return PlanTime(
-        plan,
-        batch,
-        step_s,
-        plan.micro_batches * work,
-        plan.micro_batches * exchanges,
-        timed.end_s,
-        timed.bubble,
-        step_s - timed.end_s,
-        cut.memory(optimizer),
+        plan=plan,
+        batch=batch,
+        step_s=step_s,
+        compute_s=plan.micro_batches * work_s,
+        exchange_s=plan.micro_batches * exchanges_s,
+        pipeline_s=timed.end_s,
+        bubble=timed.bubble,
+        exposed_s=step_s - timed.end_s,
+        memory=cut.memory(optimizer),
     )
 
 
 def _forward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
+    """Return the seconds of a chunk's forward pass for one micro-batch."""
     work = [u.forward_s + traffic.exchange_s(u) for u in units]
     return _two_lanes(work, list(map(traffic.gather_s, units)), [0.0] * len(units))
 
 
 def _backward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
-    again = 1 if traffic.plan.recompute else 0
-    back = units[::-1]
-    work = [u.backward_s + again * u.forward_s + (1 + again) * traffic.exchange_s(u) for u in back]
-    gathers, scatters = (list(map(f, back)) for f in (traffic.gather_s, traffic.scatter_s))
-    return _two_lanes(work, gathers, scatters)
+    """Return the seconds of a chunk's backward pass for one micro-batch."""
+    # with recomputation the unit's forward runs a second time, with its exchange
+    forwards = 1 if traffic.plan.recompute else 0
+    work_s = []
+    for unit in reversed(units):
+        exchanges_s = (1 + forwards) * traffic.exchange_s(unit)
+        work_s.append(unit.backward_s + forwards * unit.forward_s + exchanges_s)
+    gathers_s = [traffic.gather_s(unit) for unit in reversed(units)]
+    scatters_s = [traffic.scatter_s(unit) for unit in reversed(units)]
+    return _two_lanes(work_s, gathers_s, scatters_s)
 
 
 def _two_lanes(
@@ -283,19 +290,20 @@ def _finished_s(
     plan = cut.plan
     backward = timed.last_backward(device)
     chunks = cut.of_device(device)
+    # ZeRO 2 and 3 have sent the gradients after every micro-batch
     op = {0: "all_reduce", 1: "reduce_scatter"}.get(plan.zero_stage)
     gradient_ready_s = backward.start_s
     lane_end_s = 0.0
-    final = backward.task.stage // plan.pipeline
+    last_chunk = backward.task.stage // plan.pipeline
     # The gradients of all other chunks are complete when the device's last task starts.
-    for chunk in sorted(range(len(chunks)), key=lambda c: c == final):
+    for chunk in sorted(range(len(chunks)), key=lambda c: c == last_chunk):
+        chunk_s = sum(unit.backward_s for unit in chunks[chunk]) or 1.0
         for unit in chunks[chunk][::-1]:
-            if chunk == final:
+            if chunk == last_chunk:
                 # The units of a chunk divide its task in proportion to their backward passes.
-                share = unit.backward_s / (sum(u.backward_s for u in chunks[chunk]) or 1.0)
+                share = unit.backward_s / chunk_s
                 gradient_ready_s += share * (backward.end_s - backward.start_s)
-            ready_s = gradient_ready_s if chunk == final else backward.start_s
-            lane_end_s = max(lane_end_s, ready_s)
+            lane_end_s = max(lane_end_s, gradient_ready_s)
             lane_end_s += traffic.gradient_s(op, unit) if op else 0.0
     units = cut.units_of(device)
     # ZeRO shards the optimiser: a replica updates only its shard of the parameters.
@@ -331,20 +339,21 @@ class TopologyCosts:
         """Return the cost function of a collective; plans with equal groups share it."""
         key = (op, axis, plan.data, plan.tensor, plan.pipeline, plan.axes)
         if key not in self._costs:
-            groups = self.beside(plan.groups(axis))
-            fresh = Interpolated(lambda n: self._timed(op, groups, n))
-            self._costs[key] = self._costs.setdefault((op, groups), fresh)
+            groups = self.groups_sharing_links(plan.groups(axis))
+            cost = Interpolated(lambda size_bytes: self._timed(op, groups, size_bytes))
+            self._costs[key] = self._costs.setdefault((op, groups), cost)
         return self._costs[key]
 
-    def beside(self, groups: Sequence[tuple[int, ...]]) -> Groups:
+    def groups_sharing_links(self, groups: Sequence[tuple[int, ...]]) -> Groups:
         """Return the first group and the groups that have devices in the same servers."""
-        homes = {d: i for i, group in enumerate(self.topology.groups) for d in group}
+        server_of = {d: i for i, group in enumerate(self.topology.groups) for d in group}
         # 910a-roce:16 as D8 T2: of 8 tensor groups (0, 1), (2, 3), ... the four on server 0 run
         # together.
-        occupied = {homes[device] for device in groups[0]}
-        return tuple(g for g in groups if any(homes[device] in occupied for device in g))
+        first_servers = {server_of[device] for device in groups[0]}
+        return tuple(g for g in groups if any(server_of[device] in first_servers for device in g))
 
     def _timed(self, op: str, groups: Groups, size_bytes: float) -> float:
+        """Return the seconds of a collective that all `groups` run at the same time."""
         ranks = len(groups[0])
         if ranks == 1:
             return 0.0
@@ -364,12 +373,16 @@ class TopologyCosts:
         return self._prepared[key].time_s(size_bytes * (ranks if op == "all_to_all" else 1))
 
     def _hop(self, groups: Groups, size_bytes: float) -> float:
-        stages = np.array(groups).T
-        everyone = tuple(range(self.topology.size))
-        rows = np.zeros((len(groups), 1), np.int64)
-        hops = (Round.of(senders, receivers, rows) for senders, receivers in pairwise(stages))
-        patterns = (pattern_of(hop, self.topology, everyone) for hop in hops)
-        return max(pattern.time_s(size_bytes, self.topology) for pattern in patterns)
+        """Return the seconds of the slowest of the transfers from one stage to the next."""
+        all_devices = tuple(range(self.topology.size))
+        block_numbers = np.zeros((len(groups), 1), np.int64)
+        times_s = []
+        # row i of the transposed groups: the devices of stage i in all pipelines
+        for senders, receivers in pairwise(np.array(groups).T):
+            hop = Round.of(senders, receivers, block_numbers)
+            pattern = pattern_of(hop, self.topology, all_devices)
+            times_s.append(pattern.time_s(size_bytes, self.topology))
+        return max(times_s)
 
 
 def side_by_side(schedule: Schedule, count: int) -> Schedule:

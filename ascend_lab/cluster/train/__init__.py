@@ -124,14 +124,14 @@ def profile_training(
     rows = _operators(step, compiled, times)
     elements = sum(step.graph.types[name].elements for name in step.parameters)
     return StepProfile(
-        graph.name,
-        chip.name,
-        sum(r.time_s for r in rows if r.phase == "forward"),
-        sum(r.time_s for r in rows if r.phase == "backward"),
-        update_s(elements, chip, optimizer, dtype) + averages_s(step, chip),
-        _gradients(step, compiled, rows, dtype),
-        rows,
-        times.memory_bytes,
+        name=graph.name,
+        chip=chip.name,
+        forward_s=sum(row.time_s for row in rows if row.phase == "forward"),
+        backward_s=sum(row.time_s for row in rows if row.phase == "backward"),
+        update_s=update_s(elements, chip, optimizer, dtype) + averages_s(step, chip),
+        gradients=_gradients(step, compiled, rows, dtype),
+        operators=rows,
+        memory_bytes=times.memory_bytes,
     )
 
 
@@ -213,13 +213,14 @@ def averages_s(step: TrainingGraph, chip: Chip) -> float:
     net = GraphBuilder("averages")
     average = net.input("old", (elements,))
     batch = net.input("batch", (elements,))
-    kept = RUNNING_MOMENTUM
-    batch_share = 1.0 - RUNNING_MOMENTUM
-    net.output(net.add(net.muls(average, number=kept), net.muls(batch, number=batch_share)))
+    old_share = net.muls(average, number=RUNNING_MOMENTUM)
+    batch_share = net.muls(batch, number=1.0 - RUNNING_MOMENTUM)
+    net.output(net.add(old_share, batch_share))
     return _alone_s(net, chip)
 
 
 def _alone_s(net: GraphBuilder, chip: Chip) -> float:
+    """Return the seconds of a small graph that runs after other work was queued."""
     graph = layout.assign_layouts(canonical(net.build(), chip))
     compiled = tasks.compile_tasks(graph, chip, fusion.fuse(graph, chip, None).groups)
     return simulate_graph(compiled, first="queued").time_s
@@ -272,31 +273,31 @@ def profile_layers(
     # 12 layers are first + 10 times middle + last, of which the sample has one middle layer.
     added_layers = layers - SAMPLE
     middle = [row for row in profile.operators if row.nodes[0].startswith(f"{prefix}1.")]
-    ahead, back = (sum(r.time_s for r in middle if r.phase == phase) for phase in PHASES[:2])
+    layer_forward_s = sum(row.time_s for row in middle if row.phase == "forward")
+    layer_backward_s = sum(row.time_s for row in middle if row.phase == "backward")
     layer_rows = [row for row in profile.gradients if row.name.startswith(f"{prefix}1.")]
-    width = DTYPE_BYTES[dtype]
-    gradient_count = profile.gradient_bytes // width
-    added = sum(row.size_bytes for row in layer_rows) // width
     # The update depends on the total number of parameters, so it is simulated for both networks.
-    updates = [
-        update_s(n, chip, optimizer, dtype)
-        for n in (gradient_count, gradient_count + added_layers * added)
-    ]
+    parameters = profile.gradient_bytes // DTYPE_BYTES[dtype]
+    layer_parameters = sum(row.size_bytes for row in layer_rows) // DTYPE_BYTES[dtype]
+    all_parameters = parameters + added_layers * layer_parameters
+    sample_update_s = update_s(parameters, chip, optimizer, dtype)
+    all_update_s = update_s(all_parameters, chip, optimizer, dtype)
     return replace(
         profile,
-        forward_s=profile.forward_s + added_layers * ahead,
-        backward_s=profile.backward_s + added_layers * back,
-        update_s=profile.update_s - updates[0] + updates[1],
-        gradients=_all_gradients(profile.gradients, prefix, added_layers, back),
+        forward_s=profile.forward_s + added_layers * layer_forward_s,
+        backward_s=profile.backward_s + added_layers * layer_backward_s,
+        update_s=profile.update_s - sample_update_s + all_update_s,
+        gradients=_all_gradients(profile.gradients, prefix, added_layers, layer_backward_s),
         operators=_all_operators(profile.operators, prefix, added_layers),
         memory_bytes=0,
     )
 
 
-def _renamed(name: str, prefix: str, old: int, new: int) -> str:
+def _renamed(name: str, prefix: str, layer: int, new_layer: int) -> str:
+    """Return the name of a tensor or node with another number of the layer."""
     # ("layer1.ffn", "layer", 1, 5) gives "layer5.ffn".
-    start = f"{prefix}{old}."
-    return f"{prefix}{new}.{name[len(start) :]}" if name.startswith(start) else name
+    start = f"{prefix}{layer}."
+    return f"{prefix}{new_layer}.{name[len(start) :]}" if name.startswith(start) else name
 
 
 def _all_gradients(
@@ -324,21 +325,26 @@ def _all_gradients(
 def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple[OperatorRow, ...]:
     """Return the kernels, in which those of the middle layer are repeated `more` times."""
 
-    def moved(row: OperatorRow, old: int, new: int) -> OperatorRow:
-        return replace(row, nodes=tuple(_renamed(n, prefix, old, new) for n in row.nodes))
+    def moved(row: OperatorRow, layer: int, new_layer: int) -> OperatorRow:
+        nodes = tuple(_renamed(name, prefix, layer, new_layer) for name in row.nodes)
+        return replace(row, nodes=nodes)
 
     all_rows: list[OperatorRow] = []
     for phase in PHASES:
         phase_rows = [row for row in rows if row.phase == phase]
-        places = [i for i, row in enumerate(phase_rows) if row.nodes[0].startswith(f"{prefix}1.")]
-        layer_rows = [phase_rows[i] for i in places]
-        phase_rows = [moved(row, 2, 2 + more) for row in phase_rows]
-        at = places[-1] + 1 if places else len(phase_rows)
-        # Forward runs layers 2, 3, ... upwards, backward from the last one down.
-        order = range(2, 2 + more) if phase == "forward" else range(1 + more, 1, -1)
-        again = [moved(row, 1, k) for k in order for row in layer_rows]
-        start = at if phase == "forward" else (places[0] if places else at)
-        all_rows += [*phase_rows[:start], *again, *phase_rows[start:]]
+        middle = [i for i, row in enumerate(phase_rows) if row.nodes[0].startswith(f"{prefix}1.")]
+        layer_rows = [phase_rows[i] for i in middle]
+        # Forward runs layers 2, 3, ... upwards after layer 1, backward from the last one down
+        # before it.
+        if phase == "forward":
+            order = range(2, 2 + more)
+            start = middle[-1] + 1 if middle else len(phase_rows)
+        else:
+            order = range(1 + more, 1, -1)
+            start = middle[0] if middle else len(phase_rows)
+        last_moved = [moved(row, 2, 2 + more) for row in phase_rows]
+        added_rows = [moved(row, 1, layer) for layer in order for row in layer_rows]
+        all_rows += [*last_moved[:start], *added_rows, *last_moved[start:]]
     return tuple(all_rows)
 
 
@@ -390,24 +396,34 @@ def step_timeline(
     gradients in order.
     """
     rows = profile.gradients
-    cuts = bucketed(rows) if segments is None else cluster.checked(segments, len(rows))
-    start = profile.forward_s
-    back = profile.forward_s + profile.backward_s
-    spans = [Span("compute", "forward", 0.0, start), Span("compute", "backward", start, back)]
-    lane = total = 0.0
-    for number, (first_row, last_row) in enumerate(cuts):
-        seconds = cost(sum(row.size_bytes for row in rows[first_row : last_row + 1]))
-        ready = start + max(row.ready_s for row in rows[first_row : last_row + 1])
+    buckets = bucketed(rows) if segments is None else cluster.checked(segments, len(rows))
+    backward_start_s = profile.forward_s
+    backward_end_s = profile.forward_s + profile.backward_s
+    spans = [
+        Span("compute", "forward", 0.0, backward_start_s),
+        Span("compute", "backward", backward_start_s, backward_end_s),
+    ]
+    sent_s = 0.0
+    communication_s = 0.0
+    for number, (first_row, last_row) in enumerate(buckets):
+        bucket_rows = rows[first_row : last_row + 1]
+        bucket_s = cost(sum(row.size_bytes for row in bucket_rows))
+        ready_s = backward_start_s + max(row.ready_s for row in bucket_rows)
         # A bucket waits for its last gradient and for the bucket ahead of it on the network.
-        begin = max(lane, ready)
-        lane = begin + seconds
-        total = total + seconds
-        spans.append(Span("communication", f"bucket {number}", begin, lane))
-    free = max(back, lane)
-    spans.append(Span("compute", "update", free, free + profile.update_s))
-    end = free + profile.update_s
+        begin_s = max(sent_s, ready_s)
+        sent_s = begin_s + bucket_s
+        communication_s = communication_s + bucket_s
+        spans.append(Span("communication", f"bucket {number}", begin_s, sent_s))
+    update_start_s = max(backward_end_s, sent_s)
+    end_s = update_start_s + profile.update_s
+    spans.append(Span("compute", "update", update_start_s, end_s))
     return StepTimeline(
-        profile.name, tuple(spans), end, profile.step_s, total, max(0.0, lane - back)
+        name=profile.name,
+        spans=tuple(spans),
+        step_s=end_s,
+        compute_s=profile.step_s,
+        communication_s=communication_s,
+        tail_s=max(0.0, sent_s - backward_end_s),
     )
 
 

@@ -6,8 +6,11 @@
 The rule of each operator computes the gradients of its inputs from those of its outputs; if several
 nodes read a tensor, their gradients are added. The backward pass visits the forward nodes from the
 last to the first, so that each parameter's gradient is computed as early as possible. The graph is
-written on a `Tape`, a graph builder that marks the phase of each node and computes tensors again
-that were not kept.
+written on a `Tape`, a graph builder that marks the phase of each node and recomputes tensors that
+were not kept.
+
+For y = w x with a loss l of y, the backward pass appends dl/dw = dl/dy x^T (and dl/dx = w^T dl/dy
+if x depends on a parameter), the update appends w.new.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +36,7 @@ from ascend_lab.operators.ops.formats import Shape
 from ascend_lab.operators.ops.gradients import Site, Writer, input_gradients
 
 SEED = "loss.seed"
-"""Name of the constant, or the start of it, from which backward starts: loss scale / rows."""
+"""Prefix of the names of the constants with which the backward pass begins: loss scale / rows."""
 
 
 def training_graph(
@@ -50,7 +53,8 @@ def training_graph(
     Each output (of any shape) is compared, as (rows, classes), with a target distribution of that
     shape in fp32: "target", "target_1", ...; the loss is the mean cross entropy over rows, summed
     over outputs. `dtype` is the format of forward and backward; parameters and states are fp32.
-    `recompute` names nodes whose outputs are not kept, or is n: keep every n-th block's output.
+    `recompute` names nodes whose outputs are not kept, or is n: keep every n-th block's output
+    (`step.tensors_between_cuts` says what a block is).
     `optimizer` is a name or, with attributes (lr, momentum, ...), an `Optimiser`. Raises
     `UnsupportedError` for an operator without a rule, `InputError` for arguments, `GraphError`
     where there is nothing to train.
@@ -59,26 +63,33 @@ def training_graph(
         raise InputError("a loss scale above 0", str(loss_scale), "1 switches scaling off")
     rule = steps.optimiser(optimizer)
     names = steps.trainable(forward, parameters)
-    step = _Step(forward, dtype, names, recompute)
-    step.forward()
-    rows = step.losses()
-    step.backward(rows, loss_scale)
-    return step.finish(rule, loss_scale, parameters is not None)
+    training_step = _Step(forward, dtype, names, recompute)
+    training_step.forward()
+    row_losses = training_step.losses()
+    training_step.backward(row_losses, loss_scale)
+    return training_step.finish(rule, loss_scale, all_required=parameters is not None)
 
 
 class _Step:
-    """A step under construction: the tape, and the tensors by their names in the forward graph."""
+    """A step under construction: the tape, and the tensors by their names in the forward graph.
+
+    `typed` is the forward graph `original` in the format of the computation. `masters` maps each
+    parameter that it reads to the fp32 one, {"w.fp16": "w"}. `needs_gradient` are the tensors that
+    depend on a parameter, `grads` their gradients so far. `statistics` maps each running statistic
+    of a batch norm to that of this batch. `initial` holds the first values of parameters and
+    states.
+    """
 
     def __init__(
-        self, given: Graph, dtype: str, names: tuple[str, ...], recompute: Sequence[str] | int
+        self, original: Graph, dtype: str, names: tuple[str, ...], recompute: Sequence[str] | int
     ) -> None:
-        self.given = given
+        self.original = original
         self.names = names
-        typed, self.leaves = steps.in_compute_format(given, dtype, names)
+        typed, self.masters = steps.in_compute_format(original, dtype, names)
         self.typed = typed
-        dropped = steps.dropped_tensors(typed, recompute, tuple(self.leaves))
-        self.net = Tape(f"{given.name}_training", "fp32", dropped)
-        self.wanted = steps.differentiable_tensors(typed, tuple(self.leaves))
+        dropped = steps.dropped_tensors(typed, recompute, tuple(self.masters))
+        self.tape = Tape(f"{original.name}_training", "fp32", dropped)
+        self.needs_gradient = steps.differentiable_tensors(typed, tuple(self.masters))
         self.grads: dict[str, Value] = {}
         self.statistics: dict[str, str] = {}
         self.initial: dict[str, Constant] = {}
@@ -88,207 +99,222 @@ class _Step:
     # -- forward ----------------------------------------------------------------------------------
     def forward(self) -> None:
         """Declare data and parameters; append the forward nodes, batch norms as in training."""
-        net = self.net
+        tape = self.tape
         typed = self.typed
         for name in typed.inputs:
-            net.input(name, typed.types[name].shape, typed.types[name].dtype)
+            tape.input(name, typed.types[name].shape, typed.types[name].dtype)
         for name in self.names:
             self._input(name)
         for node in typed.nodes:
             self._constants(node)
-            net.copy(self._normed(node) if node.op in steps.NORMS else node)
+            tape.copy(self._batch_statistics_norm(node) if node.op in steps.NORMS else node)
 
     def _input(self, name: str) -> None:
-        """Declare a constant of the given graph as an input in fp32."""
-        constant = self.given.constants[name]
-        constant = constant if constant.type.dtype == "fp32" else in_format(constant, "fp32")
+        """Declare a constant of the forward graph as an input in fp32."""
+        constant = self.original.constants[name]
+        if constant.type.dtype != "fp32":
+            constant = in_format(constant, "fp32")
         self.initial[name] = constant
-        self.net.input(name, constant.type.shape, "fp32")
+        self.tape.input(name, constant.type.shape, "fp32")
 
     def _constants(self, node: Node) -> None:
         """Declare the constants that a node reads; parameters are read through their copies."""
-        net = self.net
-        for place, name in enumerate(node.inputs):
-            if net.known(name) or name not in self.typed.constants:
+        tape = self.tape
+        for position, name in enumerate(node.inputs):
+            if tape.has_tensor(name) or name not in self.typed.constants:
                 continue
-            if name in self.leaves:
-                cast = net.unique(f"{name}.cast")
+            if name in self.masters:
+                cast = tape.unique(f"{name}.cast")
                 dtype = self.typed.types[name].dtype
-                net.copy(Node(cast, "cast", (self.leaves[name],), (name,), {"dtype": dtype}))
-            elif node.op in steps.NORMS and place in steps.STATISTICS:
+                tape.copy(Node(cast, "cast", (self.masters[name],), (name,), {"dtype": dtype}))
+            elif node.op in steps.NORMS and position in steps.STATISTICS:
                 self._input(name)
             else:
                 constant = self.typed.constants[name]
-                net.constant(constant.data, constant.type, name)
+                tape.constant(constant.data, constant.type, name)
 
-    def _normed(self, node: Node) -> Node:
+    def _batch_statistics_norm(self, node: Node) -> Node:
         """Return a batch norm that uses the batch's statistics, and returns them (momentum 0)."""
-        outs = node.outputs[:1]
-        batch = tuple(self.net.unique(f"{node.name}.batch_{key}") for key in ("mean", "variance"))
-        for place, statistic in zip(steps.STATISTICS, batch, strict=True):
-            self.statistics[node.inputs[place]] = statistic
+        mean = self.tape.unique(f"{node.name}.batch_mean")
+        variance = self.tape.unique(f"{node.name}.batch_variance")
+        mean_position, variance_position = steps.STATISTICS
+        self.statistics[node.inputs[mean_position]] = mean
+        self.statistics[node.inputs[variance_position]] = variance
+        outputs = (node.outputs[0], mean, variance)
         attrs = {**node.attrs, "momentum": 0.0}
-        return Node(node.name, "batch_norm_training", node.inputs, (*outs, *batch), attrs)
+        return Node(node.name, "batch_norm_training", node.inputs, outputs, attrs)
 
     # -- loss -------------------------------------------------------------------------------------
     def losses(self) -> list[Value]:
         """Append the loss; return the losses of the rows of each output."""
-        net = self.net
+        tape = self.tape
         # An output that depends on no parameter (for example a mask that is passed on) gets no
         # loss.
-        outs = [name for name in self.typed.outputs if name in self.wanted]
-        outputs = [self._rows(net.value(name)) for name in outs]
-        if not outputs:
+        names = [name for name in self.typed.outputs if name in self.needs_gradient]
+        losses = [self._row_losses(tape.value(name)) for name in names]
+        if not losses:
             got = f"{len(self.names)} parameters, none of which an output hangs on"
             remedy = "give a model with weights, or name parameters= in Python"
-            raise GraphError(f"{self.given.name}: parameters to train", got, remedy)
+            raise GraphError(f"{self.original.name}: parameters to train", got, remedy)
         total = None
-        for rows in outputs:
-            mean = net.reduce_mean(rows, axis=(0,), keepdims=True)
-            total = mean if total is None else net.add(total, mean)
+        for row_losses in losses:
+            mean = tape.reduce_mean(row_losses, axis=(0,), keepdims=True)
+            total = mean if total is None else tape.add(total, mean)
         assert total is not None
         self.loss = total.name
-        return outputs
+        return losses
 
-    def _rows(self, logits: Value) -> Value:
+    def _row_losses(self, logits: Value) -> Value:
         """Append the cross entropy of an output's rows, in fp32."""
-        net = self.net
+        tape = self.tape
         shape = logits.shape
         if len(shape) < 2:
             raise GraphError(f"output {logits.name} as (..., classes)", str(shape), "reshape it")
-        net.prefix = f"{logits.name}.loss"
+        tape.prefix = f"{logits.name}.loss"
         classes = shape[-1]
-        start = len(net.forward)
+        start = len(tape.forward)
         # (2, 128, 30522) becomes (256, 30522): each token is a row.
-        wide = net.wide(net.shaped(logits, (logits.type.elements // classes, classes)))
-        target = net.input(net.unique("target"), wide.shape, "fp32")
+        wide = tape.wide(tape.shaped(logits, (logits.type.elements // classes, classes)))
+        target = tape.input(tape.unique("target"), wide.shape, "fp32")
         self.targets.append(target.name)
-        rows: Value = net.cross_entropy(wide, target)
-        self.wanted |= {name for node in net.forward[start:] for name in node.outputs}
-        return rows
+        row_losses: Value = tape.cross_entropy(wide, target)
+        loss_nodes = tape.forward[start:]
+        self.needs_gradient |= {name for node in loss_nodes for name in node.outputs}
+        return row_losses
 
     # -- backward ---------------------------------------------------------------------------------
-    def backward(self, rows: list[Value], loss_scale: float) -> None:
+    def backward(self, losses: list[Value], loss_scale: float) -> None:
         """Append the gradients of all nodes, from the last node to the first."""
-        net = self.net
-        net.phase = "backward"
-        for row in rows:
+        tape = self.tape
+        tape.phase = "backward"
+        for row_losses in losses:
             # The loss is a mean: each of 32 rows has slope 1/32, or 32 with a loss scale of
             # 1024, so that small gradients do not underflow in fp16.
-            data = Fill(loss_scale / row.type.elements)
-            self.grads[row.name] = net.constant(data, row.type, SEED)
-        for node in reversed(net.forward):
-            if node.output in self.leaves:
+            slope = Fill(loss_scale / row_losses.type.elements)
+            self.grads[row_losses.name] = tape.constant(slope, row_losses.type, SEED)
+        for node in reversed(tape.forward):
+            if node.output in self.masters:
                 continue
             grads = tuple(self.grads.get(name) for name in node.outputs)
-            needs_grad = tuple(name in self.wanted for name in node.inputs)
+            needs_grad = tuple(name in self.needs_gradient for name in node.inputs)
             if any(needs_grad) and any(g is not None for g in grads):
-                self._add(node, gradients(net, node, grads, needs_grad))
+                self._accumulate(node, gradients(tape, node, grads, needs_grad))
 
-    def _add(self, node: Node, found: list[Value | None]) -> None:
-        """Add the gradients `found` to those that a node's inputs have from other readers."""
-        for name, grad in zip(node.inputs, found, strict=True):
+    def _accumulate(self, node: Node, input_grads: list[Value | None]) -> None:
+        """Add the gradients of a node's inputs to those that they have from other readers."""
+        for name, grad in zip(node.inputs, input_grads, strict=True):
             if grad is not None:
                 # A tensor with two readers (a residual) has two gradients, which add up.
                 previous = self.grads.get(name)
-                self.grads[name] = grad if previous is None else self.net.add(previous, grad)
+                self.grads[name] = grad if previous is None else self.tape.add(previous, grad)
 
-    def _merged(self) -> dict[str, Value]:
+    def _parameter_gradients(self) -> dict[str, Value]:
         """Return one gradient per parameter: the sum of two if it is read in two formats."""
+        tape = self.tape
         merged: dict[str, Value] = {}
-        for leaf, name in self.leaves.items():
-            if leaf in self.grads:
-                grad = self.grads[leaf]
-                self.net.prefix = f"{name}.grad"
-                if name in merged:
-                    # For example a weight that a product reads in fp16 and a norm in fp32: added in
-                    # fp32.
-                    grad = self.net.add(self.net.wide(merged[name]), self.net.wide(grad))
-                merged[name] = grad
+        for read_name, name in self.masters.items():
+            if read_name not in self.grads:
+                continue
+            tape.prefix = f"{name}.grad"
+            if name in merged:
+                # For example a weight that a product reads in fp16 and a norm in fp32: added in
+                # fp32.
+                merged[name] = tape.add(tape.wide(merged[name]), tape.wide(self.grads[read_name]))
+            else:
+                merged[name] = self.grads[read_name]
         return merged
 
     # -- update -----------------------------------------------------------------------------------
     def finish(
-        self, found: steps.Optimiser | None, scale: float, strict: bool
+        self, optimiser: steps.Optimiser | None, scale: float, *, all_required: bool
     ) -> steps.TrainingGraph:
-        """Append the updates; return the graph with the roles of its tensors."""
-        net = self.net
-        grads = self._merged()
+        """Append the updates; return the graph with the roles of its tensors.
+
+        `all_required`: a parameter without a gradient is an error.
+        """
+        tape = self.tape
+        grads = self._parameter_gradients()
         missing = [name for name in self.names if name not in grads]
-        if missing and strict:
+        if missing and all_required:
             raise GraphError(f"a gradient of {missing[0]}", "none reaches it", "leave it out")
-        net.phase = "update"
+        tape.phase = "update"
         parameters = tuple(name for name in self.names if name in grads)
         updated_names: dict[str, str] = {}
         states: list[str] = []
-        for name in net.in_order(grads):
-            if found is not None:
-                updates = self._updated(name, grads[name], found, scale)
+        for name in tape.in_order(grads):
+            if optimiser is not None:
+                updates = self._update(name, grads[name], optimiser, scale)
                 updated_names.update(updates)
+                # the first entry is the parameter, all others are states
                 states += list(updates)[1:]
         for name, batch in self.statistics.items():
             states.append(name)
-            updated_names[name] = self._running(name, batch)
-        return self._described(parameters, grads, states, updated_names, scale)
+            updated_names[name] = self._running_statistic(name, batch)
+        return self._training_graph(parameters, grads, states, updated_names, scale)
 
-    def _updated(
-        self, name: str, grad: Value, found: steps.Optimiser, scale: float
+    def _update(
+        self, name: str, grad: Value, optimiser: steps.Optimiser, scale: float
     ) -> dict[str, str]:
         """Append a parameter's update; return the new tensor of the parameter and of each state."""
-        net = self.net
-        weight = self.net.value(name)
-        states = [net.unique(f"{name}.{state}") for state in found.states]
+        tape = self.tape
+        weight = tape.value(name)
+        states = [tape.unique(f"{name}.{state}") for state in optimiser.states]
         for state in states:
-            net.input(state, weight.shape, weight.type.dtype)
+            tape.input(state, weight.shape, weight.type.dtype)
             self.initial[state] = Constant(weight.type, Fill(0.0))
-        net.prefix = f"{name}.update"
+        tape.prefix = f"{name}.update"
         # The gradient is divided by the loss scale after the cast to fp32, where it cannot
         # underflow.
-        unscaled = net.scaled(net.in_format(grad, weight.type.dtype), 1.0 / scale)
-        arguments = (weight, unscaled, *map(net.value, states))
-        results = net.add_node(found.operator.name, *arguments, **found.attrs)
-        return {
-            old_name: result.name for old_name, result in zip((name, *states), results, strict=True)
-        }
+        unscaled = tape.scaled(tape.in_format(grad, weight.type.dtype), 1.0 / scale)
+        arguments = (weight, unscaled, *map(tape.value, states))
+        results = tape.add_node(optimiser.operator.name, *arguments, **optimiser.attrs)
+        pairs = zip((name, *states), results, strict=True)
+        return {old_name: result.name for old_name, result in pairs}
 
-    def _running(self, name: str, batch: str) -> str:
+    def _running_statistic(self, name: str, batch: str) -> str:
         """Append a running statistic, m * old + (1 - m) * batch; return the name of the new one."""
-        net = self.net
-        net.prefix = f"{name}.update"
+        tape = self.tape
+        tape.prefix = f"{name}.update"
         # Old 2, batch 3: 0.9 * 2 + 0.1 * 3 = 2.1.
-        old_share = net.muls(net.value(name), number=steps.RUNNING_MOMENTUM)
-        batch_share = net.muls(net.value(batch), number=1.0 - steps.RUNNING_MOMENTUM)
-        average: Value = net.add(old_share, batch_share)
+        old_share = tape.muls(tape.value(name), number=steps.RUNNING_MOMENTUM)
+        batch_share = tape.muls(tape.value(batch), number=1.0 - steps.RUNNING_MOMENTUM)
+        average: Value = tape.add(old_share, batch_share)
         return average.name
 
-    def _described(
+    def _training_graph(
         self,
         parameters: tuple[str, ...],
         grads: Mapping[str, Value],
         states: list[str],
-        new: dict[str, str],
+        updated_names: dict[str, str],
         scale: float,
     ) -> steps.TrainingGraph:
-        net = self.net
-        ready = self.net.in_order(grads)
-        names = net.telling({n: grads[n].name for n in ready}, new)
-        names[self.loss] = net.unique("loss")
-        slopes = {name: names.get(grads[name].name, grads[name].name) for name in ready}
-        outs = [] if any(p in new for p in parameters) else [grads[name].name for name in ready]
-        graph = graphs.pruned(net.finished([self.loss, *outs, *new.values()], names))
+        """Name the tensors, choose the outputs, and return the graph without unused nodes.
+
+        The outputs are the loss, the new parameters and states, and the gradients if no parameter
+        is updated.
+        """
+        tape = self.tape
+        ready = tape.in_order(grads)
+        names = tape.descriptive_names({n: grads[n].name for n in ready}, updated_names)
+        names[self.loss] = tape.unique("loss")
+        is_updated = any(name in updated_names for name in parameters)
+        output_grads = [] if is_updated else [grads[name].name for name in ready]
+        outputs = [self.loss, *output_grads, *updated_names.values()]
+        graph = graphs.pruned(tape.finished(outputs, names))
         # A parameter without a gradient is an input that no node reads: it is removed.
         unused = set(self.names) - set(parameters)
         graph = replace(graph, inputs=tuple(name for name in graph.inputs if name not in unused))
         return steps.TrainingGraph(
             graph=graphs.verify(graph),
             parameters=parameters,
-            gradients=slopes,
+            gradients={n: names.get(grads[n].name, grads[n].name) for n in ready},
             loss=names[self.loss],
             data=self.typed.inputs,
             targets=tuple(self.targets),
             states=tuple(states),
-            updates={old_name: names.get(new_name, new_name) for old_name, new_name in new.items()},
-            phases={node.name: net.phases[node.name] for node in graph.nodes},
+            updates={n: names.get(tensor, tensor) for n, tensor in updated_names.items()},
+            phases={node.name: tape.phases[node.name] for node in graph.nodes},
             initial={name: self.initial[name] for name in (*parameters, *states)},
             loss_scale=scale,
         )
@@ -298,7 +324,7 @@ class _Step:
 class Tape(GraphBuilder, Writer):
     """A graph builder whose nodes have a phase; names of unnamed nodes begin with `prefix`.
 
-    Tensors in `dropped` are not kept for backward: `kept` appends their producers again.
+    Tensors in `dropped` are not kept for backward: `kept` appends their producers a second time.
     """
 
     def __init__(self, name: str, dtype: str, dropped: frozenset[str] = frozenset()) -> None:
@@ -308,7 +334,7 @@ class Tape(GraphBuilder, Writer):
         self.dropped = dropped
         self.phases: dict[str, str] = {}
         self.forward: list[Node] = []
-        self._makers: dict[str, Node] = {}
+        self._producers: dict[str, Node] = {}
         self._copies: dict[str, Value] = {}
         self._fills: dict[tuple[float, Shape, str], Value] = {}
 
@@ -322,9 +348,9 @@ class Tape(GraphBuilder, Writer):
 
     def copy(self, node: Node) -> None:
         """Append a node without changing its names."""
-        kinds = infer(node.op, [self._types[name] for name in node.inputs], node.attrs)
-        for name, kind in zip(node.outputs, kinds, strict=True):
-            self._add(name, kind)
+        types = infer(node.op, [self._types[name] for name in node.inputs], node.attrs)
+        for name, tensor_type in zip(node.outputs, types, strict=True):
+            self._add(name, tensor_type)
         self._nodes.append(node)
         self._record(node)
 
@@ -332,13 +358,13 @@ class Tape(GraphBuilder, Writer):
         self.phases[node.name] = self.phase
         if self.phase == "forward":
             self.forward.append(node)
-            self._makers.update(dict.fromkeys(node.outputs, node))
+            self._producers.update(dict.fromkeys(node.outputs, node))
 
     def kind(self, name: str) -> TensorType:
-        """Return the type of a tensor; a dropped tensor is not computed again for it."""
+        """Return the type of a tensor; a dropped tensor is not recomputed for that."""
         return self._types[name]
 
-    def known(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
         """Tell whether a tensor with this name exists."""
         return name in self._types
 
@@ -360,27 +386,28 @@ class Tape(GraphBuilder, Writer):
             return self.value(name)
         # Depth first without recursion: a tensor whose inputs were dropped too waits until these
         # are computed again. Only the tensors on which this one depends are recomputed.
-        ahead = [name]
-        while ahead:
-            node = self._makers[ahead[-1]]
+        stack = [name]
+        while stack:
+            node = self._producers[stack[-1]]
             missing = [n for n in node.inputs if n in self.dropped and n not in self._copies]
             if missing:
-                ahead += missing
+                stack += missing
             else:
-                self._again(node)
-                ahead.pop()
+                self._recompute(node)
+                stack.pop()
         return self._copies[name]
 
-    def _again(self, node: Node) -> None:
+    def _recompute(self, node: Node) -> None:
+        """Append a copy of a forward node, unless there is one; its dropped inputs have copies."""
         if node.output in self._copies:
             return
         phase = self.phase
         self.phase = "recompute"
         reads = (self._copies[n].name if n in self.dropped else n for n in node.inputs)
         title = self.unique(f"{node.name}.again")
-        outs = tuple(self.unique(f"{name}.again") for name in node.outputs)
-        self.copy(Node(title, node.op, tuple(reads), outs, node.attrs))
-        self._copies.update(zip(node.outputs, map(self.value, outs), strict=True))
+        outputs = tuple(self.unique(f"{name}.again") for name in node.outputs)
+        self.copy(Node(title, node.op, tuple(reads), outputs, node.attrs))
+        self._copies.update(zip(node.outputs, map(self.value, outputs), strict=True))
         self.phase = phase
 
     # -- the end ----------------------------------------------------------------------------------
@@ -389,40 +416,53 @@ class Tape(GraphBuilder, Writer):
         order = {name: i for i, node in enumerate(self._nodes) for name in node.outputs}
         return sorted(grads, key=lambda name: order.get(grads[name].name, -1))
 
-    def telling(self, grads: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    def descriptive_names(
+        self, grads: Mapping[str, str], updates: Mapping[str, str]
+    ) -> dict[str, str]:
         """Return descriptive names of tensors, w.grad or w.new; a tensor that is both is w.grad."""
         written = {name for node in self._nodes for name in node.outputs}
-        origins: dict[str, str] = {}
-        for ending, pairs in (("grad", grads), ("new", new)):
-            for name, tensor in pairs.items():
-                if tensor in written and tensor not in origins and tensor != f"{name}.{ending}":
-                    origins[tensor] = self.unique(f"{name}.{ending}")
-        return origins
+        new_names: dict[str, str] = {}
+        for ending, tensors in (("grad", grads), ("new", updates)):
+            for name, tensor in tensors.items():
+                if tensor in written and tensor not in new_names and tensor != f"{name}.{ending}":
+                    new_names[tensor] = self.unique(f"{name}.{ending}")
+        return new_names
 
     def finished(self, outputs: Sequence[str], names: Mapping[str, str]) -> Graph:
         """Return the verified graph with these outputs, tensors renamed by `names`."""
         self._outputs = list(outputs)
         graph = self.build()
 
-        def new(found: Sequence[str]) -> tuple[str, ...]:
-            return tuple(names.get(name, name) for name in found)
+        def renamed(old_names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(names.get(name, name) for name in old_names)
 
-        nodes = tuple(replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes)
-        types = {names.get(name, name): kind for name, kind in graph.types.items()}
-        return replace(graph, nodes=nodes, types=types, outputs=new(graph.outputs))
+        nodes = tuple(
+            replace(node, inputs=renamed(node.inputs), outputs=renamed(node.outputs))
+            for node in graph.nodes
+        )
+        types = {names.get(name, name): tensor_type for name, tensor_type in graph.types.items()}
+        return replace(graph, nodes=nodes, types=types, outputs=renamed(graph.outputs))
 
 
 def gradients(
-    net: Tape, node: Node, grads: tuple[Value | None, ...], wanted: tuple[bool, ...]
+    tape: Tape, node: Node, grads: tuple[Value | None, ...], needs_gradient: tuple[bool, ...]
 ) -> list[Value | None]:
     """Append the gradients of a node's inputs and return them; None for each that is not needed.
 
-    Raises `UnsupportedError` for an operator without a rule.
+    `grads` are the gradients of its outputs. Raises `UnsupportedError` for an operator without a
+    rule.
     """
-    net.prefix = f"{node.name}.grad"
+    tape.prefix = f"{node.name}.grad"
     operator = ir.operator_of(node.op)
-    settings = operator.settings(node.attrs)
-    tensors = (node.inputs, node.outputs)
-    return input_gradients(
-        operator, Site(net, node.op, node.name, *tensors, grads, wanted, settings, operator.wide)
+    site = Site(
+        net=tape,
+        op=node.op,
+        name=node.name,
+        inputs=node.inputs,
+        outputs=node.outputs,
+        grads=grads,
+        needs_gradient=needs_gradient,
+        attrs=operator.settings(node.attrs),
+        wide=operator.wide,
     )
+    return input_gradients(operator, site)

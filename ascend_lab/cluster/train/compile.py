@@ -26,10 +26,11 @@ from ascend_lab.operators.ops import convolution, formats
 from ascend_lab.operators.ops.expressions import Pair, reach
 
 FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))
-"""Axes of images that may be summed without touching the channels."""
+"""Axes of images (n, c, h, w) that may be summed without touching the channels."""
 ALSO_LANES = ("greater", "less", "rsqrt", "select", "sign")
 """More elementwise operators; epsilon is added before rsqrt, so that padding stays finite."""
 FOLDS = ("reduce_sum", "reduce_mean")
+"""Reductions that may stay in the layout of images."""
 
 
 def images_in_blocks(graph: Graph) -> Graph:
@@ -60,29 +61,33 @@ def batch_norms_apart(graph: Graph) -> Graph:
     for node in edit:
         image = len(edit.types[node.inputs[0]].shape) == 4
         if node.op == "batch_norm_training" and image and node.attr("momentum", 0.9) == 0.0:
-            _apart(edit, node)
+            _divide_batch_norm(edit, node)
     return edit.finish()
 
 
-def _apart(edit: Draft, node: Node) -> None:
+def _divide_batch_norm(edit: Draft, node: Node) -> None:
+    """Replace a batch norm by its reduction and elementwise operators."""
     x, scale, bias = node.inputs[:3]
-    kind = edit.types[x]
+    x_type = edit.types[x]
     name = node.name
-    channels = (kind.shape[1],)
+    channels = (x_type.shape[1],)
     epsilon = ir.operator_of(node.op).settings(node.attrs)["epsilon"]
 
-    def put(op: str, *inputs: str, **attrs: object) -> str:
+    def insert(op: str, *inputs: str, **attrs: object) -> str:
         return edit.insert(op, inputs, attrs, f"{name}.{op}")
 
-    mean, spread = edit.nodes[put("bn_training_reduce", x)].outputs
-    wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
-    rate = put("rsqrt", put("adds", spread, number=epsilon))
-    slope = put("mul", _column(edit, scale, name), rate)
-    offset = put("sub", _column(edit, bias, name), put("mul", mean, slope))
-    y = put("add", put("mul", wide, slope), offset)
-    edit.replace(node.outputs[0], y if kind.dtype == "fp32" else put("cast", y, dtype=kind.dtype))
-    for old_name, new_name in zip(node.outputs[1:], (mean, spread), strict=True):
-        edit.replace(old_name, put("reshape", new_name, shape=channels))
+    mean, variance = edit.nodes[insert("bn_training_reduce", x)].outputs
+    wide_x = x if x_type.dtype == "fp32" else insert("cast", x, dtype="fp32")
+    # y = x a + b, with a = scale / sqrt(variance + epsilon) and b = bias - mean a
+    inverse_deviation = insert("rsqrt", insert("adds", variance, number=epsilon))
+    a = insert("mul", _column(edit, scale, name), inverse_deviation)
+    b = insert("sub", _column(edit, bias, name), insert("mul", mean, a))
+    y = insert("add", insert("mul", wide_x, a), b)
+    if x_type.dtype != "fp32":
+        y = insert("cast", y, dtype=x_type.dtype)
+    edit.replace(node.outputs[0], y)
+    for old_name, new_name in zip(node.outputs[1:], (mean, variance), strict=True):
+        edit.replace(old_name, insert("reshape", new_name, shape=channels))
 
 
 def _column(edit: Draft, name: str, norm: str) -> str:
@@ -90,8 +95,10 @@ def _column(edit: Draft, name: str, norm: str) -> str:
     shape = (1, edit.types[name].shape[0], 1, 1)
     if name not in edit.constants:
         return edit.insert("reshape", (name,), {"shape": shape}, f"{norm}.reshape")
-    kind = replace(edit.types[name], shape=shape)
-    column = rewrite.derived(kind, lambda values: values.reshape(shape), edit.constants[name])
+    column_type = replace(edit.types[name], shape=shape)
+    column = rewrite.derived(
+        column_type, lambda values: values.reshape(shape), edit.constants[name]
+    )
     return edit.add(column, f"{name}.column")
 
 
@@ -103,15 +110,15 @@ def casts_apart(graph: Graph) -> Graph:
     edit = Draft(graph)
     for node in edit:
         readers = graph.readers[node.output]
-        wide = node.op == "cast" and node.attr("dtype") == "fp32" and len(readers) > 1
-        if not wide or node.output in graph.outputs or len(graph.types[node.output].shape) != 4:
+        is_shared = node.op == "cast" and node.attr("dtype") == "fp32" and len(readers) > 1
+        is_image = len(graph.types[node.output].shape) == 4
+        if not is_shared or not is_image or node.output in graph.outputs:
             continue
         for reader in readers[1:]:
-            own_cast = edit.insert("cast", node.inputs, node.attrs, node.name)
-            now = edit.current(reader.name)
-            edit.put(
-                replace(now, inputs=tuple(own_cast if n == node.output else n for n in now.inputs))
-            )
+            separate_cast = edit.insert("cast", node.inputs, node.attrs, node.name)
+            current = edit.current(reader.name)
+            inputs = tuple(separate_cast if n == node.output else n for n in current.inputs)
+            edit.put(replace(current, inputs=inputs))
     return edit.finish()
 
 
@@ -130,11 +137,10 @@ def as_convolutions(graph: Graph) -> Graph:
     for node in edit:
         if node.op != "conv_transpose2d" or len(node.inputs) > 2 or node.attr("groups", 1) != 1:
             continue
-        fixed = node.inputs[1] in edit.constants
-        taps = edit.types[node.inputs[1]].shape[2:]
-        if not fixed or (
-            taps == (1, 1) and formats.pair("stride", node.attr("stride", 1)) > (1, 1)
-        ):
+        is_computed = node.inputs[1] not in edit.constants
+        has_one_tap = edit.types[node.inputs[1]].shape[2:] == (1, 1)
+        has_stride = formats.pair("stride", node.attr("stride", 1)) > (1, 1)
+        if is_computed or (has_one_tap and has_stride):
             image_gradient = _convolution(edit, node)
             if image_gradient:
                 edit.replace(node.output, image_gradient)
@@ -144,22 +150,24 @@ def as_convolutions(graph: Graph) -> Graph:
 def _convolution(edit: Draft, node: Node) -> str:
     """Append the convolution; return its output, or "" if the padding exceeds its kernel's."""
     attrs = ir.operator_of(node.op).settings(node.attrs)
-    step, pads, spread = convolution.geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    stride, pads, dilation = convolution.geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
     grad, weight = node.inputs
     kernel = edit.types[weight].shape[2:]
     extra = formats.pair("output_padding", attrs["output_padding"], least=0)
     # A 3x3 kernel with padding 1: reach 3, so the convolution is padded by 3 - 1 - 1 = 1. With
     # padding 3 it would be -1: the image would have to be cropped.
-    spans = reach((kernel[0], kernel[1]), spread)
+    spans = reach((kernel[0], kernel[1]), dilation)
     sides = tuple((n - 1 - low, n - 1 - high) for n, (low, high) in zip(spans, pads, strict=True))
     if min(map(min, sides)) < 0:
         return ""
-    turned = flipped(edit, weight, node.name)
+    flipped_weight = flipped(edit, weight, node.name)
     if spans == (1, 1):  # zeros stay zeros: convolve first, the image is smaller
-        small = edit.insert("conv2d", (grad, turned), {}, node.name)
-        return stretched(edit, small, step, extra, node.name)
-    image = stretched(edit, grad, step, extra, node.name)
-    return edit.insert("conv2d", (image, turned), {"pad": sides, "dilation": spread}, node.name)
+        small_image = edit.insert("conv2d", (grad, flipped_weight), {}, node.name)
+        return stretched(edit, small_image, stride, extra, node.name)
+    image = stretched(edit, grad, stride, extra, node.name)
+    return edit.insert(
+        "conv2d", (image, flipped_weight), {"pad": sides, "dilation": dilation}, node.name
+    )
 
 
 def stretched(edit: Draft, x: str, step: Pair, extra: Pair, name: str) -> str:
@@ -176,11 +184,12 @@ def stretched(edit: Draft, x: str, step: Pair, extra: Pair, name: str) -> str:
 
 def flipped(edit: Draft, weight: str, name: str) -> str:
     """Append weights (k, c, r, s) as (c, k, r, s), with the last two axes reversed."""
-    kind = edit.types[weight]
-    k, c, r, s = kind.shape
+    weight_type = edit.types[weight]
+    k, c, r, s = weight_type.shape
     if weight in edit.constants and (r, s) == (1, 1):
-        turned = replace(kind, shape=(c, k, 1, 1))
-        flipped_weight = rewrite.derived(turned, lambda v: v.swapaxes(0, 1), edit.constants[weight])
+        new_type = replace(weight_type, shape=(c, k, 1, 1))
+        constant = edit.constants[weight]
+        flipped_weight = rewrite.derived(new_type, lambda v: v.swapaxes(0, 1), constant)
         return edit.add(flipped_weight, f"{name}.turned")
     if (r, s) == (1, 1):
         return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
@@ -219,8 +228,8 @@ def compile_training(
     fp32 products.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    again = "recompute" in step.phases.values()
-    names = [name for name in passes if not (again and name == MERGING)]
+    recomputes = "recompute" in step.phases.values()
+    names = [name for name in passes if not (recomputes and name == MERGING)]
     road = replace(TRAINING, passes=names, fusion=fusion)
     return road.stages(step.graph, chip)
 
@@ -234,7 +243,7 @@ def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     """Return the kernels of forward and backward; number formats stay as the step states them."""
     road = replace(TRAINING, layouts=replace(TRAINING.layouts, most_moved=LONGEST_STAY))
     front = graphs.front_stages(weights_in_place(step), chip, road)
-    return road.kernels(promptly(front.laid_out), chip)
+    return road.kernels(with_early_conversions(front.laid_out), chip)
 
 
 def weights_in_place(step: TrainingGraph) -> Graph:
@@ -272,19 +281,21 @@ def own_outputs(step: TrainingGraph) -> list[str]:
     return [name for name in step.graph.outputs if name not in apart]
 
 
-def promptly(graph: Graph) -> Graph:
+def with_early_conversions(graph: Graph) -> Graph:
     """Return the graph in which each output's layout conversion directly follows its producer."""
     outs = set(graph.outputs)
-    late: dict[str, list[Node]] = {}
+    # the conversions of outputs, by the tensor that they convert
+    conversions: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.op == "trans_data" and node.output in outs and not graph.readers[node.output]:
-            late.setdefault(node.inputs[0], []).append(node)
-    moved = {node.name for nodes in late.values() for node in nodes}
-    order = [node for name in (*graph.inputs, *graph.constants) for node in late.get(name, ())]
+            conversions.setdefault(node.inputs[0], []).append(node)
+    moved = {node.name for nodes in conversions.values() for node in nodes}
+    order: list[Node] = []
+    for name in (*graph.inputs, *graph.constants):
+        order += conversions.get(name, ())
     for node in graph.nodes:
         if node.name not in moved:
-            order += [
-                node,
-                *(postponed for name in node.outputs for postponed in late.get(name, ())),
-            ]
+            order.append(node)
+            for name in node.outputs:
+                order += conversions.get(name, ())
     return replace(graph, nodes=tuple(order))

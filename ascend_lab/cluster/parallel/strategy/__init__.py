@@ -49,7 +49,8 @@ HEURISTIC_SHARE = 0.25
 FEW_SWEEPS = 20
 SWEEPS = 200
 """Numbers of sweeps of the heuristics: before a solver without time limit, and otherwise."""
-REPAIRS = 3
+MAX_REPAIRS = 3
+"""How often limits are tightened because the solver's tolerance let a choice exceed them."""
 ROUNDING = 1e-9
 """Assumed relative error of the solver's bound, which is a floating-point number."""
 INFEASIBLE = 2
@@ -97,72 +98,88 @@ def solve(
     UnsupportedError without it. Raises ClusterError if no choice is allowed, or none was found.
     """
     limit_s = math.inf if time_limit_s is None else time_limit_s
-    ends = time.monotonic() + limit_s
-    small = reduce_problem(problem)
+    end_s = time.monotonic() + limit_s
+    reduced = reduce_problem(problem)
     solutions: list[Found] = []
 
-    def offer(positions: dict[int, int] | None, how: str) -> None:
+    def offer(positions: dict[int, int] | None, method_name: str) -> None:
+        """Add a choice to the solutions if it is allowed."""
         if positions is not None:
-            strategies = small.restore(positions)
-            worth = evaluate(problem, strategies)
-            if worth.feasible:
-                solutions.append((worth.cost, strategies, how, worth.peak_usage))
+            strategies = reduced.restore(positions)
+            evaluation = evaluate(problem, strategies)
+            if evaluation.feasible:
+                solution = (evaluation.cost, strategies, method_name, evaluation.peak_usage)
+                solutions.append(solution)
 
     exact = method == "exact" or (method == "auto" and scipy_available())
     sweeps = FEW_SWEEPS if exact and time_limit_s is None else SWEEPS
     share = HEURISTIC_SHARE if exact else 1.0
-    offer(search(small, sweeps, share * (ends - time.monotonic()), seed), "messages")
-    lower = small.lower_bound
+    offer(search(reduced, sweeps, share * (end_s - time.monotonic()), seed), "messages")
+    lower = reduced.lower_bound
     if exact:
-        lower = max(lower, _exact(small, solutions, ends, offer))
+        lower = max(lower, _exact(reduced, solutions, end_s, offer))
     if not solutions:
         raise ClusterError(
             f"an allowed choice of strategies for {problem.name or 'the problem'}",
             "none found, and no proof that there is none",
             "allow more time, or install ascend-lab[exact]" if not exact else "allow more time",
         )
-    cost, strategies, how, peak = min(solutions)
-    trust = 1e-6 + ROUNDING * abs(cost)
-    least = math.ceil(lower - trust)  # all costs are integers, so the bound can be rounded up
-    proven = least >= cost or lower >= cost - trust
-    bound = cost if proven else least
-    return Solution(cost, strategies, bound, proven, peak, problem.usage_limit, how)
+    return _best_solution(solutions, lower, problem.usage_limit)
+
+
+def _best_solution(solutions: list[Found], lower: float, usage_limit: int | None) -> Solution:
+    """Return the solution of least cost; `lower` is a bound with the solver's rounding errors."""
+    cost, strategies, method_name, peak_usage = min(solutions)
+    tolerance = 1e-6 + ROUNDING * abs(cost)
+    # all costs are integers, so the bound can be rounded up
+    integer_bound = math.ceil(lower - tolerance)
+    proven = integer_bound >= cost or lower >= cost - tolerance
+    return Solution(
+        cost=cost,
+        strategies=strategies,
+        lower_bound=cost if proven else integer_bound,
+        proven=proven,
+        peak_usage=peak_usage,
+        usage_limit=usage_limit,
+        method=method_name,
+    )
 
 
 def _exact(
-    small: Reduced,
-    found: list[Found],
-    ends: float,
+    reduced: Reduced,
+    solutions: list[Found],
+    end_s: float,
     offer: Callable[[dict[int, int] | None, str], None],
 ) -> float:
     """Call `offer` with each solution that the solver finds, and return its lower bound.
 
-    Strategies that must cost more than the best choice in `found` are left out. If the solver's
+    Strategies that must cost more than the first of `solutions` are left out. If the solver's
     tolerance lets a choice slightly exceed a memory limit, the limit is tightened.
     """
-    if found:
-        small = small.below(found[0][0])
+    if solutions:
+        first_cost = solutions[0][0]
+        reduced = reduced.below(first_cost)
     try:
-        answer = solve_milp(small, ends - time.monotonic())
+        answer = solve_milp(reduced, end_s - time.monotonic())
     except ClusterError:
-        if found:  # a solution exists: the solver's arithmetic failed on huge costs
+        if solutions:  # a solution exists: the solver's arithmetic failed on huge costs
             return -math.inf
         raise
     lower = answer.lower_bound
-    for _ in range(REPAIRS):
-        at = answer.positions
-        offer(at, "milp")
-        if at is None:
+    for _ in range(MAX_REPAIRS):
+        positions = answer.positions
+        offer(positions, "milp")
+        if positions is None:
             break
-        uses = (
-            sum(int(small.usages[v][at[v]]) for v in nodes) - room for nodes, room in small.rows
-        )
-        excess = max(0, max(uses, default=0))
+        excess = 0
+        for nodes, room in reduced.rows:
+            usage = sum(int(reduced.usages[v][positions[v]]) for v in nodes)
+            excess = max(excess, usage - room)
         if not excess:
             break
-        tightened = [(nodes, room - excess) for nodes, room in small.rows]
+        tightened = [(nodes, room - excess) for nodes, room in reduced.rows]
         try:
-            answer = solve_milp(replace(small, rows=tightened), ends - time.monotonic())
+            answer = solve_milp(replace(reduced, rows=tightened), end_s - time.monotonic())
         except ClusterError:
             break
     return lower
@@ -203,7 +220,7 @@ def scipy_available() -> bool:
     return find_spec("scipy") is not None
 
 
-def solve_milp(small: Reduced, time_limit_s: float = math.inf) -> Answer:
+def solve_milp(reduced: Reduced, time_limit_s: float = math.inf) -> Answer:
     """Solve a reduced problem; UnsupportedError without SciPy, ClusterError if proven impossible.
 
     After the time limit, the answer has the best choice found so far, if any, and the bound
@@ -213,23 +230,25 @@ def solve_milp(small: Reduced, time_limit_s: float = math.inf) -> Answer:
         raise UnsupportedError(
             "SciPy for an exact strategy", "none", "pip install 'ascend-lab[exact]'"
         )
-    if not small.costs:
-        return Answer({}, small.constant)
-    costs, equal, offsets, choices = _formulate(small)
-    solution = _solved(small, costs, equal, offsets, choices, time_limit_s)
+    if not reduced.costs:
+        return Answer({}, reduced.constant)
+    costs, equal, offsets, choices = _formulate(reduced)
+    solution = _solved(reduced, costs, equal, offsets, choices, time_limit_s)
     if solution.status == INFEASIBLE:
         raise ClusterError("a choice of strategies within the usage limit", "proof: none exists")
     bound = solution.mip_dual_bound
     has_bound = bound is not None and math.isfinite(bound)
-    lower = float(bound) + small.constant if has_bound else -math.inf
+    lower = float(bound) + reduced.constant if has_bound else -math.inf
     if solution.x is None:
         return Answer(None, lower)
-    values = {v: solution.x[offset : offset + len(small.costs[v])] for v, offset in offsets.items()}
+    values = {
+        v: solution.x[offset : offset + len(reduced.costs[v])] for v, offset in offsets.items()
+    }
     return Answer({v: int(np.argmax(indicators)) for v, indicators in values.items()}, lower)
 
 
 def _solved(
-    small: Reduced,
+    reduced: Reduced,
     costs: Costs,
     equal: _Matrix,
     offsets: dict[int, int],
@@ -244,8 +263,8 @@ def _solved(
     # A node's 0/1 columns, one per strategy, add up to 1: exactly one strategy is chosen.
     rhs[: len(offsets)] = 1.0
     constraints = [LinearConstraint(equal.build(columns), rhs, rhs)]
-    if small.rows:
-        constraints.append(LinearConstraint(*_memory(small, offsets, columns)))
+    if reduced.rows:
+        constraints.append(LinearConstraint(*_memory(reduced, offsets, columns)))
     options = {"mip_rel_gap": 0.0}
     if math.isfinite(time_limit_s):
         options["time_limit"] = max(time_limit_s, 0.0)
@@ -259,9 +278,9 @@ def _solved(
     )
 
 
-def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
+def _formulate(reduced: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
     """Return costs of columns, equations, first column of each node, number of x."""
-    costs = {node: node_costs.copy() for node, node_costs in small.costs.items()}
+    costs = {node: node_costs.copy() for node, node_costs in reduced.costs.items()}
     offsets = dict[int, int]()
     choices = 0
     equal = _Matrix()
@@ -275,22 +294,24 @@ def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
     # each allowed pair of groups.
     columns = choices
     tables = []
-    for (u, v), table in small.edges.items():
+    for (u, v), table in reduced.edges.items():
         remainder, by_row, by_column = _grouped(table, costs[u], costs[v])
         # The table was a sum of a term of u and a term of v: nothing couples the two nodes.
         if remainder.shape == (1, 1):
             continue
-        ids = np.where(np.isfinite(remainder), 0, -1)
-        used = ids == 0
-        ids[used] = columns + np.arange(np.count_nonzero(used))
-        columns += int(np.count_nonzero(used))
-        tables.append(remainder[used])
-        for node, lines, labels in ((u, ids, by_row), (v, ids.T, by_column)):
-            place, _ = np.nonzero(lines >= 0)
+        # the column of each allowed pair, -1 for a forbidden one
+        is_allowed = np.isfinite(remainder)
+        pair_count = int(np.count_nonzero(is_allowed))
+        ids = np.full(remainder.shape, -1)
+        ids[is_allowed] = columns + np.arange(pair_count)
+        columns += pair_count
+        tables.append(remainder[is_allowed])
+        for node, lines, groups in ((u, ids, by_row), (v, ids.T, by_column)):
+            line_number, _ = np.nonzero(lines >= 0)
             # A row of the table: the y in it add up to the x of the strategies in its group, sum y
             # - sum x = 0.
-            equal.add(equal.count + place, lines[lines >= 0], 1.0)
-            equal.add(equal.count + labels, offsets[node] + np.arange(len(labels)), -1.0)
+            equal.add(equal.count + line_number, lines[lines >= 0], 1.0)
+            equal.add(equal.count + groups, offsets[node] + np.arange(len(groups)), -1.0)
             equal.count += len(lines)
     return np.concatenate([*costs.values(), *tables]), equal, offsets, choices
 
@@ -308,19 +329,19 @@ def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, np.ndarray
     left += rows
     right += columns
     remainder, by_row = np.unique(remainder, axis=0, return_inverse=True)
-    turned, by_column = np.unique(remainder.T, axis=0, return_inverse=True)
-    return turned.T, by_row.ravel(), by_column.ravel()
+    transposed, by_column = np.unique(remainder.T, axis=0, return_inverse=True)
+    return transposed.T, by_row.ravel(), by_column.ravel()
 
 
-def _memory(small: Reduced, offsets: dict[int, int], columns: int) -> tuple[Any, float, Any]:
+def _memory(reduced: Reduced, offsets: dict[int, int], columns: int) -> tuple[Any, float, Any]:
     """Return the matrix, lower and upper bounds of the memory limits, scaled to about 1000."""
     used = _Matrix()
     limits = []
-    for nodes, room in small.rows:
+    for nodes, room in reduced.rows:
         # Solvers lose precision on coefficients of 1e10 bytes; about 1000 is safe.
         unit = max(room, 1) / 1024
         for node in (v for v in nodes if v in offsets):
-            usage = small.usages[node]
+            usage = reduced.usages[node]
             span = offsets[node] + np.arange(len(usage))
             used.add(np.full(len(usage), used.count), span, usage / unit)
         used.count += 1

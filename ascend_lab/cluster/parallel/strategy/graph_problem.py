@@ -115,19 +115,20 @@ class Cuttable:
 
     def axes(self, counts: Counts, side: str, index: int) -> list[tuple[int, int]]:
         """Return, for each way, the axis of a tensor that it divides (-1: none) and how often."""
-        counted_ways = zip(self.ways, counts, strict=True)
-        return [(getattr(loop_axis, side)[index], count) for loop_axis, count in counted_ways]
+        pairs = zip(self.ways, counts, strict=True)
+        return [(getattr(way, side)[index], count) for way, count in pairs]
 
     def fits(self, counts: Counts) -> bool:
         """Tell whether every tensor divides evenly if each way is used `counts` times."""
-        return not any(
-            axis >= 0 and shape[axis] % ((loop_axis.grain if side == "outputs" else 1) << count)
-            for side in ("outputs", "inputs")
-            for index, shape in enumerate(getattr(self, side))
-            for loop_axis, (axis, count) in zip(
-                self.ways, self.axes(counts, side, index), strict=True
-            )
-        )
+        for side in ("outputs", "inputs"):
+            for index, shape in enumerate(getattr(self, side)):
+                axes = self.axes(counts, side, index)
+                for way, (axis, count) in zip(self.ways, axes, strict=True):
+                    unit = way.grain if side == "outputs" else 1
+                    # cut twice, an axis must be a multiple of 4 units
+                    if axis >= 0 and shape[axis] % (unit << count):
+                        return False
+        return True
 
     def shardings(self, halvings: int) -> Iterator[Counts]:
         """Yield the counts of all shardings that fit, with at most `halvings` halvings in total."""
@@ -172,18 +173,18 @@ def cuttable(graph: Graph, node: GraphNode) -> Cuttable:
     outputs = tuple(kind.shape for kind in graph.out_types(node))
     rules = ops.OPERATORS[node.op].slice_rules(inputs, dict(node.attrs))
     images = len(outputs[0]) == 4 and any(n.op in IMAGE_OPS for n in graph.nodes)
-    loop_axes = []
+    ways = []
     for rule in rules.axes:
         if rule.kind == "free" and outputs[0][rule.axis] > 1 and not (images and rule.axis > 1):
             axis_of_input = {source.input: source.axis for source in rule.sources}
             read = tuple(axis_of_input.get(i, -1) for i in range(len(inputs)))
-            loop_axes.append(Way(f"axis {rule.axis}", rule.joins, read, grain=rule.grain))
+            ways.append(Way(f"axis {rule.axis}", rule.joins, read, grain=rule.grain))
     for reduction in rules.reductions or _sums(node, inputs):
         if reduction.combine == "sum":
             axis_of_input = dict(reduction.sources)
             read = tuple(axis_of_input.get(i, -1) for i in range(len(inputs)))
-            loop_axes.append(Way("sum", (-1,) * len(outputs), read, summed=True))
-    return Cuttable(node, tuple(loop_axes), inputs, outputs)
+            ways.append(Way("sum", (-1,) * len(outputs), read, summed=True))
+    return Cuttable(node, tuple(ways), inputs, outputs)
 
 
 def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[ops.Reduction, ...]:
@@ -197,7 +198,10 @@ def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[ops.Reduction, ..
 
 
 class Joint(NamedTuple):
-    """A tensor from output `port` of operator `source` to input `slot` of operator `target`."""
+    """A tensor from output `port` of operator `source` to input `slot` of operator `target`.
+
+    Both operators are given by their numbers.
+    """
 
     source: int
     target: int
@@ -230,9 +234,7 @@ class GraphProblem:
         degrees = {}
         for op, options, strategy in zip(self.operators, self.shardings, strategies, strict=True):
             pairs = zip(op.ways, options[strategy], strict=True)
-            degrees[op.node.name] = {
-                loop_axis.name: 1 << count for loop_axis, count in pairs if count
-            }
+            degrees[op.node.name] = {way.name: 1 << count for way, count in pairs if count}
         return degrees
 
 
@@ -257,26 +259,32 @@ def problem_of(
     shardings = tuple(tuple(op.shardings(halvings)) for op in operators)
     nodes = []
     for op, options in zip(operators, shardings, strict=True):
-        own_s = work_s(graph, op.node)
-        # 3 halvings divide the work by 8; the cost of their communication is added.
-        times = [own_s / (1 << sum(c)) + inner_s(graph, op, c, cost) for c in options]
-        used = [usage_bytes(graph, op, c) for c in options]
-        nodes.append(Node(0, 1, tuple(round(t * NS) for t in times), tuple(used)))
+        op_s = work_s(graph, op.node)
+        costs_ns = []
+        for counts in options:
+            # 3 halvings divide the work by 8; the cost of their communication is added.
+            time_s = op_s / (1 << sum(counts)) + inner_s(graph, op, counts, cost)
+            costs_ns.append(round(time_s * NS))
+        usages = [usage_bytes(graph, op, counts) for counts in options]
+        nodes.append(Node(0, 1, tuple(costs_ns), tuple(usages)))
     edges = _edges(graph, operators, shardings, halvings, cost)
     problem = Problem(graph.name, tuple(nodes), edges, usage_limit_bytes)
     return GraphProblem(problem, operators, shardings, halvings)
 
 
-def data_parallel(given: GraphProblem) -> tuple[int, ...]:
+def data_parallel(problem: GraphProblem) -> tuple[int, ...]:
     """Return the strategies that cut the first axis of every output as often as possible."""
+
+    def batch_cuts(op: Cuttable, counts: Counts) -> int:
+        """Return how often the first axis is cut; -1 if another axis or a sum is cut as well."""
+        for way, count in zip(op.ways, counts, strict=True):
+            if count and way.outputs[0] != 0:
+                return -1
+        return sum(counts)
+
     choices = []
-    for op, options in zip(given.operators, given.shardings, strict=True):
-        cuts = [
-            -1
-            if any(n and loop_axis.outputs[0] for loop_axis, n in zip(op.ways, c, strict=True))
-            else sum(c)
-            for c in options
-        ]
+    for op, options in zip(problem.operators, problem.shardings, strict=True):
+        cuts = [batch_cuts(op, counts) for counts in options]
         choices.append(cuts.index(max(cuts)))
     return tuple(choices)
 
@@ -284,29 +292,27 @@ def data_parallel(given: GraphProblem) -> tuple[int, ...]:
 def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
     """Return the seconds of communication inside an operator, forward and backward."""
     total = 0.0
-    everyone = 1 << sum(counts)
-    group = 1 << sum(c for loop_axis, c in zip(op.ways, counts, strict=True) if loop_axis.summed)
-    if group > 1:
-        kind = graph.out_types(op.node)[0]
-        shard_bytes = kind.elements * DTYPE_BYTES[kind.dtype] / op.parts(counts, "outputs", 0)
-        total += cost("all_reduce", group, shard_bytes)
-    weights: dict[int, float] = {}
+    devices = 1 << sum(counts)
+    summing = 1 << sum(c for way, c in zip(op.ways, counts, strict=True) if way.summed)
+    if summing > 1:
+        result = graph.out_types(op.node)[0]
+        shard_bytes = result.elements * DTYPE_BYTES[result.dtype] / op.parts(counts, "outputs", 0)
+        total += cost("all_reduce", summing, shard_bytes)
+    weight_bytes: dict[int, float] = {}  # by the size of the group that adds up the gradients
     for index, name in enumerate(op.node.inputs):
         parts = op.parts(counts, "inputs", index)
         # A batch cut into 8 divides the activation (8 parts, groups of 1: nothing to add up) but
         # not the weight (1 part, a group of 8, which all-reduces its gradient).
-        group = everyone // parts
+        group = devices // parts
         if group == 1 or not has_gradient(graph, op.node, index):
             continue
-        kind = graph.types[name]
-        shard_bytes = kind.elements * DTYPE_BYTES[kind.dtype] / parts
+        tensor_type = graph.types[name]
+        shard_bytes = tensor_type.elements * DTYPE_BYTES[tensor_type.dtype] / parts
         if name in graph.constants:  # an operator's weights share one all-reduce
-            weights[group] = weights.get(group, 0.0) + shard_bytes
+            weight_bytes[group] = weight_bytes.get(group, 0.0) + shard_bytes
         else:
             total += cost("all_reduce", group, shard_bytes)
-    return total + sum(
-        cost("all_reduce", group, shard_bytes) for group, shard_bytes in weights.items()
-    )
+    return total + sum(cost("all_reduce", group, size) for group, size in weight_bytes.items())
 
 
 def has_gradient(graph: Graph, node: GraphNode, index: int) -> bool:
@@ -346,13 +352,11 @@ def _edges(
         node = operators[v].node
         source_layouts = [operators[u].layout(c, halvings, "outputs", port) for c in shardings[u]]
         target_layouts = [operators[v].layout(c, halvings, "inputs", slot) for c in shardings[v]]
-        kept, uncut_elements = _cut_dimensions([*source_layouts, *target_layouts])
+        cut_dims, uncut_elements = _cut_dimensions([*source_layouts, *target_layouts])
         # (32, 128, 768) in fp16, of which only axis 0 is ever cut: 32 items of 128 * 768 * 2 bytes.
         item_bytes = DTYPE_BYTES[graph.types[node.inputs[slot]].dtype] * uncut_elements
-        sources, targets = (
-            tuple(_only(layout, kept) for layout in side)
-            for side in (source_layouts, target_layouts)
-        )
+        sources = tuple(_with_dimensions(layout, cut_dims) for layout in source_layouts)
+        targets = tuple(_with_dimensions(layout, cut_dims) for layout in target_layouts)
         costs = table(sources, targets, item_bytes, has_gradient(graph, node, slot))
         if any(costs):
             edges.append(Edge(u, v, costs))
@@ -387,11 +391,12 @@ def _tables(cost: Cost) -> Table:
 def _cut_dimensions(layouts: Sequence[Layout]) -> tuple[list[int], int]:
     """Return the dimensions that some layout cuts, and the product of all other sizes."""
     shape = layouts[0].shape
-    kept = [dim for dim in range(len(shape)) if any(layout.tensor_map[dim] for layout in layouts)]
-    return kept, math.prod(n for dim, n in enumerate(shape) if dim not in kept)
+    dims = range(len(shape))
+    cut_dims = [dim for dim in dims if any(layout.tensor_map[dim] for layout in layouts)]
+    return cut_dims, math.prod(shape[dim] for dim in dims if dim not in cut_dims)
 
 
-def _only(own: Layout, kept: list[int]) -> Layout:
-    """Return a layout with only the dimensions `kept`; the others count as parts of an item."""
-    maps = tuple(own.tensor_map[dim] for dim in kept)
-    return Layout(own.device_matrix, maps, tuple(own.shape[dim] for dim in kept))
+def _with_dimensions(layout: Layout, dims: list[int]) -> Layout:
+    """Return a layout with only the dimensions `dims`; the others count as parts of an item."""
+    maps = tuple(layout.tensor_map[dim] for dim in dims)
+    return Layout(layout.device_matrix, maps, tuple(layout.shape[dim] for dim in dims))

@@ -137,6 +137,7 @@ def parse_problem(data: Any) -> Problem:
 
 
 def _nodes(data: dict[str, Any]) -> tuple[Node, ...]:
+    """Return the nodes of a problem, every number checked."""
     intervals = _list(data["intervals"], "nodes.intervals")
     costs = _list(data["costs"], "nodes.costs", len(intervals))
     usages = _list(data["usages"], "nodes.usages", len(intervals))
@@ -155,6 +156,7 @@ def _nodes(data: dict[str, Any]) -> tuple[Node, ...]:
 
 
 def _edges(data: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
+    """Return the edges of a problem, every number checked."""
     ends = _list(data["nodes"], "edges.nodes")
     costs = _list(data["costs"], "edges.costs", len(ends))
     edges = []
@@ -171,6 +173,7 @@ def _edges(data: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
 
 
 def _object(value: Any, name: str, needed: tuple[str, ...]) -> dict[str, Any]:
+    """Return a JSON object; raise `InputError` unless it has all the `needed` keys."""
     if not isinstance(value, dict):
         raise InputError(f"{name} as a JSON object", type(value).__name__, "correct it")
     missing = [key for key in needed if key not in value]
@@ -197,6 +200,7 @@ def _numbers(
 
 
 def _whole(value: Any, name: str, least: int) -> int:
+    """Return a whole number of at least `least`; raise `InputError` for anything else."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # as writers put large costs: 1e18
     if isinstance(value, bool) or not isinstance(value, int):
@@ -288,14 +292,16 @@ class Reduced:
 
 def reduce_problem(problem: Problem) -> Reduced:
     """Return the reduced problem; raise ClusterError if it shows that no choice is allowed."""
-    small = _tables(problem)
-    while _without_partners(small) or _dominated(small):
+    reduced = _tables(problem)
+    while _remove_forbidden(reduced) or _remove_dominated(reduced):
         pass
-    _fold(small)
-    return small
+    _fold(reduced)
+    return reduced
 
 
 def _tables(problem: Problem) -> Reduced:
+    """Return a problem as arrays, parallel edges added up, before anything is removed."""
+
     def floats(values: tuple[int, ...]) -> Costs:
         array = np.array(values, np.float64)
         return np.where(array >= FORBIDDEN, np.inf, array)
@@ -309,7 +315,7 @@ def _tables(problem: Problem) -> Reduced:
         # in `_rows`.
         usages[v] = used - used.min()
     choices = {v: np.arange(len(costs[v])) for v in nodes}
-    small = Reduced(costs, usages, choices, {v: {} for v in nodes}, _rows(problem))
+    reduced = Reduced(costs, usages, choices, {v: {} for v in nodes}, _rows(problem))
     for edge in problem.edges:
         u = edge.source
         v = edge.target
@@ -317,12 +323,15 @@ def _tables(problem: Problem) -> Reduced:
         if u == v:
             costs[u] += np.diag(table)
         else:
-            small.join(u, v, table)
-    return small
+            reduced.join(u, v, table)
+    return reduced
 
 
 def _rows(problem: Problem) -> list[tuple[tuple[int, ...], int]]:
-    """Return the largest sets of nodes live at once that can exceed the limit, with their room."""
+    """Return the largest sets of nodes live at once that can exceed the limit, with their room.
+
+    The room is what the limit leaves after the least usage of every live node.
+    """
     limit = problem.usage_limit
     if limit is None:
         return []
@@ -352,46 +361,46 @@ def _rows(problem: Problem) -> list[tuple[tuple[int, ...], int]]:
     return list(row_by_live.items())
 
 
-def _keep(small: Reduced, node: int, good: NDArray[np.bool_]) -> bool:
-    """Keep only the strategies `good` of a node; tell whether that removed any."""
-    if good.all():
+def _remove_others(reduced: Reduced, node: int, kept: NDArray[np.bool_]) -> bool:
+    """Keep only the strategies `kept` of a node; tell whether that removed any."""
+    if kept.all():
         return False
-    if not good.any():
+    if not kept.any():
         raise ClusterError(
             "a choice of strategies without a forbidden cost", f"node {node} has none left"
         )
-    for kind in (small.costs, small.usages, small.choices):
+    for kind in (reduced.costs, reduced.usages, reduced.choices):
         table: dict[int, Any] = kind
-        table[node] = table[node][good]
-    for neighbour, costs in small.links[node].items():
-        small.links[node][neighbour] = costs[good]
-        small.links[neighbour][node] = small.links[node][neighbour].T
+        table[node] = table[node][kept]
+    for neighbour, costs in reduced.links[node].items():
+        reduced.links[node][neighbour] = costs[kept]
+        reduced.links[neighbour][node] = reduced.links[node][neighbour].T
     return True
 
 
-def _without_partners(small: Reduced) -> bool:
+def _remove_forbidden(reduced: Reduced) -> bool:
     """Remove strategies that are forbidden, alone or with every strategy of a neighbour."""
     removed = False
-    todo = set(small.costs)
-    while todo:
-        node = todo.pop()
-        good = np.isfinite(small.costs[node])
-        for table in small.links[node].values():
-            good = good & np.isfinite(table).any(axis=1)
-        if _keep(small, node, good):
+    pending = set(reduced.costs)
+    while pending:
+        node = pending.pop()
+        kept = np.isfinite(reduced.costs[node])
+        for table in reduced.links[node].values():
+            kept = kept & np.isfinite(table).any(axis=1)
+        if _remove_others(reduced, node, kept):
             removed = True
-            todo.update(small.links[node])
+            pending.update(reduced.links[node])
     return removed
 
 
-def _dominated(small: Reduced) -> bool:
+def _remove_dominated(reduced: Reduced) -> bool:
     """Remove strategies that can always be replaced by another one without more cost or usage."""
-    bound = {node for nodes, _ in small.rows for node in nodes}
+    limited = {node for nodes, _ in reduced.rows for node in nodes}
     removed = False
-    for node, costs in small.costs.items():
+    for node, costs in reduced.costs.items():
         # Costs (3, 5): worse is [[0, 2], [-2, 0]]; taking strategy 0 instead of 1 adds at most -2.
         worse = costs[None, :] - costs[:, None]
-        for table in small.links[node].values():
+        for table in reduced.links[node].values():
             for index, line in enumerate(table):
                 with np.errstate(invalid="ignore"):
                     # inf - inf is NaN: both choices are forbidden with that neighbour's strategy,
@@ -400,32 +409,32 @@ def _dominated(small: Reduced) -> bool:
                 worse[index] += np.where(np.isnan(extra), -np.inf, extra).max(axis=1)
         # worse[i, j]: the largest cost that taking j instead of i can add
         dominates = worse <= 0
-        if node in bound:
-            used = small.usages[node]
+        if node in limited:
+            used = reduced.usages[node]
             dominates &= used[None, :] <= used[:, None]
         mutual = dominates & dominates.T
         dominates &= ~mutual | (np.arange(len(costs))[None, :] < np.arange(len(costs))[:, None])
-        removed |= _keep(small, node, np.logical_not(dominates.any(axis=1)))
+        removed |= _remove_others(reduced, node, np.logical_not(dominates.any(axis=1)))
     return removed
 
 
-def _fold(small: Reduced) -> None:
+def _fold(reduced: Reduced) -> None:
     """Fold nodes with at most two neighbours that are in no memory limit, until none is left."""
-    bound = {node for nodes, _ in small.rows for node in nodes}
-    todo = [node for node in small.costs if node not in bound]
-    while todo:
-        node = todo.pop()
-        if node not in small.costs or len(small.links[node]) > 2:
+    limited = {node for nodes, _ in reduced.rows for node in nodes}
+    pending = [node for node in reduced.costs if node not in limited]
+    while pending:
+        node = pending.pop()
+        if node not in reduced.costs or len(reduced.links[node]) > 2:
             continue
-        costs = small.costs[node]
-        neighbours = list(small.links[node])
-        if len(neighbours) == 2 and _grows(small, node, neighbours[0], neighbours[1]):
+        costs = reduced.costs[node]
+        neighbours = list(reduced.links[node])
+        if len(neighbours) == 2 and _grows(reduced, node, neighbours[0], neighbours[1]):
             continue
-        tables = small.forget(node)
+        tables = reduced.forget(node)
         if not neighbours:
-            small.constant += float(costs.min())
+            reduced.constant += float(costs.min())
         elif len(neighbours) == 1:
-            small.costs[neighbours[0]] = small.costs[neighbours[0]] + (
+            reduced.costs[neighbours[0]] = reduced.costs[neighbours[0]] + (
                 tables[neighbours[0]].T + costs
             ).min(axis=1)
         else:
@@ -435,13 +444,13 @@ def _fold(small: Reduced) -> None:
             through = [
                 (row[:, None] + costs[:, None] + second_table).min(axis=0) for row in first_table.T
             ]
-            small.join(neighbours[0], neighbours[1], np.array(through))
-        todo += [n for n in neighbours if n not in bound]
+            reduced.join(neighbours[0], neighbours[1], np.array(through))
+        pending += [n for n in neighbours if n not in limited]
 
 
-def _grows(small: Reduced, node: int, left: int, right: int) -> bool:
+def _grows(reduced: Reduced, node: int, left: int, right: int) -> bool:
     """Tell whether folding makes a new table that is larger than the two it replaces."""
     # 4 strategies between neighbours of 10 and 10: a table of 100 in place of 40 + 40 grows;
     # between 5 and 5, 25 in place of 20 + 20 does not.
-    choices, a, b = (len(small.costs[n]) for n in (node, left, right))
-    return right not in small.links[left] and a * b > choices * (a + b)
+    choices, a, b = (len(reduced.costs[n]) for n in (node, left, right))
+    return right not in reduced.links[left] and a * b > choices * (a + b)

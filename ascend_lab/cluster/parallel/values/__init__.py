@@ -40,8 +40,8 @@ class Run:
 
     `traffic` counts messages. `held` counts the elements of parameters, gradients and optimiser
     state on the first rank of the first stage when the last backward pass has ended. For each
-    stage, `flights` is the largest number of micro-batches, and `outputs` the largest number of
-    elements of operator outputs, that were held for the backward pass at one time.
+    stage, `flights` is the largest number of micro-batches, and `outputs` the largest number
+    of elements of operator outputs, that were held for the backward pass at one time.
     """
 
     losses: tuple[float, ...]
@@ -53,7 +53,7 @@ class Run:
     outputs: tuple[int, ...] = ()
 
 
-def passed(
+def forward_and_backward(
     model: Model,
     weights: Mapping[str, Ranked],
     groups: dict[str, Group],
@@ -83,7 +83,9 @@ def loss_and_gradients(
     groups = Sharding(Plan()).groups(Traffic())
     tokens = batch.targets.size
     ranked = {key: [weight] for key, weight in weights.items()}
-    loss, grads = passed(model, ranked, groups, [batch.inputs], [batch.targets], 1 / tokens)
+    loss, grads = forward_and_backward(
+        model, ranked, groups, [batch.inputs], [batch.targets], 1 / tokens
+    )
     return loss / tokens, {key: copies[0] for key, copies in grads.items()}
 
 
@@ -124,13 +126,13 @@ def train(
         losses.append(trainer.pass_through(batch))
         gradients.append(trainer.update(number))
     return Run(
-        tuple(losses),
-        tuple(gradients),
-        trainer.assembled([chunk.store.whole_weights() for chunk in trainer.chunks]),
-        trainer.traffic,
-        trainer.held,
-        tuple(trainer.flights),
-        tuple(trainer.outputs),
+        losses=tuple(losses),
+        gradients=tuple(gradients),
+        parameters=trainer.assembled([chunk.store.whole_weights() for chunk in trainer.chunks]),
+        traffic=trainer.traffic,
+        held=trainer.held,
+        flights=tuple(trainer.flights),
+        outputs=tuple(trainer.outputs),
     )
 
 
@@ -150,9 +152,10 @@ class _Chunk:
         self.sharding = sharding
         kind = Sharded if sharding.plan.zero_stage else Replicas
         self.store = kind(pieces, groups, sharding, optimizer)
-        self.flights: dict[int, tuple[Tape, Var, Var]] = {}  # by micro-batch: first and last value
+        # by micro-batch: the tape, the chunk's input and its output
+        self.flights: dict[int, tuple[Tape, Var, Var]] = {}
 
-    def forward(self, micro: int, x: Ranked, targets: Ranked) -> Ranked:
+    def forward(self, micro_batch: int, x: Ranked, targets: Ranked) -> Ranked:
         """Run the pieces on a micro-batch and store what the backward pass needs."""
         tape = Tape()
         chunk_input = Var(x)
@@ -162,12 +165,12 @@ class _Chunk:
             net = Net(tape, weights, self.groups, self.sharding.plan.sequence)
             chunk_output = piece.forward(net, chunk_output, targets)
             self.store.release(tape, piece, weights)
-        self.flights[micro] = (tape, chunk_input, chunk_output)
+        self.flights[micro_batch] = (tape, chunk_input, chunk_output)
         return chunk_output.values
 
-    def backward(self, micro: int, grads: Ranked) -> Ranked | None:
+    def backward(self, micro_batch: int, grads: Ranked) -> Ranked | None:
         """Return the gradient of the chunk's input, or None; gradients of weights are stored."""
-        tape, chunk_input, chunk_output = self.flights.pop(micro)
+        tape, chunk_input, chunk_output = self.flights.pop(micro_batch)
         tape.backward(chunk_output, grads)
         return chunk_input.grads
 
@@ -198,11 +201,10 @@ class _Trainer:
             needed = f"at least {count} pieces for {plan.pipeline} stages x {plan.virtual} chunks"
             raise errors.ClusterError(needed, str(len(model.pieces)), "use fewer stages")
         # 5 pieces on 2 chunks: 0 .. 2 and 3, 4.
-        owned = np.array_split(np.arange(len(model.pieces)), count)
-        self.chunks = [
-            _Chunk([model.pieces[i] for i in unit_range], self.groups, sharding, optimizer)
-            for unit_range in owned
-        ]
+        self.chunks = []
+        for indices in np.array_split(np.arange(len(model.pieces)), count):
+            pieces = [model.pieces[i] for i in indices]
+            self.chunks.append(_Chunk(pieces, self.groups, sharding, optimizer))
         self.flights = [0] * plan.pipeline
         self.outputs = [0] * plan.pipeline
         self.held: dict[str, int] = {}
@@ -232,21 +234,21 @@ class _Trainer:
     ) -> None:
         """Run a task and put its result into `inbox`, where the next task finds it."""
         chunk = task.stage
-        micro = task.micro_batch
+        micro_batch = task.micro_batch
         last_chunk = len(self.chunks) - 1
         received = inbox.pop(task)
         if task.phase == BACKWARD:
-            grads = self.chunks[chunk].backward(micro, received)
+            grads = self.chunks[chunk].backward(micro_batch, received)
             if chunk > 0 and grads is not None:
-                inbox[Task(chunk - 1, micro, BACKWARD)] = self._send(grads)
+                inbox[Task(chunk - 1, micro_batch, BACKWARD)] = self._send(grads)
             return
-        out = self.chunks[chunk].forward(micro, received, targets[micro])
+        out = self.chunks[chunk].forward(micro_batch, received, targets[micro_batch])
         if chunk < last_chunk:
-            inbox[Task(chunk + 1, micro, FORWARD)] = self._send(out)
+            inbox[Task(chunk + 1, micro_batch, FORWARD)] = self._send(out)
         else:
             losses.append(out)
             # the loss is the mean over all tokens of the batch, so that gradients of parts add up
-            inbox[Task(last_chunk, micro, BACKWARD)] = [
+            inbox[Task(last_chunk, micro_batch, BACKWARD)] = [
                 np.full_like(rank_loss, 1 / tokens) for rank_loss in out
             ]
 
@@ -254,7 +256,8 @@ class _Trainer:
         return send(arrays, self.traffic) if self.plan.pipeline > 1 else arrays
 
     def _count(self, stage: int) -> None:
-        """Update the largest numbers of micro-batches and output elements that a stage has held."""
+        """Update the largest numbers of micro-batches and output elements that a stage has
+        held."""
         # two stages of two chunks: stage 0 has chunks 0 and 2
         stage_chunks = self.chunks[stage :: self.plan.pipeline]
         tapes = [tape for chunk in stage_chunks for tape, _, _ in chunk.flights.values()]
@@ -265,8 +268,12 @@ class _Trainer:
         """Return the part of an array for each micro-batch and rank."""
         # 8 rows on 2 data ranks, 2 micro-batches: 2 rows each
         rows = parts(array, self.groups["data"], 0, "a batch")
-        micro = self.plan.micro_batches
-        return [[part(r, micro, m, 0, "a rank's batch") for r in rows] for m in range(micro)]
+        count = self.plan.micro_batches
+
+        def share(number: int) -> Ranked:
+            return [part(r, count, number, 0, "a rank's batch") for r in rows]
+
+        return [share(number) for number in range(count)]
 
     def update(self, number: int) -> dict[str, Values]:
         """Sum the gradients over ranks, take the optimiser's step, and return the gradients."""
@@ -292,6 +299,7 @@ class _Trainer:
         return assembled
 
     def _whole(self, ranked: Ranked, shard: Shard | None, key: str) -> Values:
+        """Return a weight joined from the ranks' parts; raise `ClusterError` if copies differ."""
         copies = ranked
         full_array = ranked[0]
         if shard is not None:
@@ -336,27 +344,29 @@ def train_mixed(
     group = Sharding(Plan(data=ranks)).groups(traffic)["data"]
     flat = flatten([w.astype(np.float32) for w in model.weights.values()], ranks)
     masters = parts(flat, group, 0)
-    states = [optimizer.start(m) for m in masters]
-    half = [flat.astype(np.float16)] * ranks
-    taken = 0
+    states = [optimizer.start(master) for master in masters]
+    fp16_weights = [flat.astype(np.float16)] * ranks
+    step_count = 0
+    # loss, scale, whether the step is skipped, share of zeros
     rows: list[tuple[float, float, bool, float]] = []
     for batch in batches:
         with np.errstate(all="ignore"):  # fp16 may overflow: that is what the scale reacts to
-            loss, grads = _half_pass(model, half, batch, scale.scale)
+            loss, grads = _half_pass(model, fp16_weights, batch, scale.scale)
             # 10 gradients on 4 ranks: -10 % 4 = 2 zeros behind them make equal parts of 3
             shards = group.reduce_scatter([np.pad(g, (0, -len(g) % ranks)) for g in grads])
-        seen = [np.array([float(not np.isfinite(g).all())], np.float32) for g in shards]
         # A rank sees only its own part of the gradient, so all ranks must ask each other.
-        bad = bool(group.all_reduce(seen)[0][0] > 0)
-        rows.append((loss, scale.scale, bad, float(np.mean([g == 0 for g in grads]))))
-        if not bad:
+        flags = [np.array([float(not np.isfinite(g).all())], np.float32) for g in shards]
+        overflowed = bool(group.all_reduce(flags)[0][0] > 0)
+        zero_share = float(np.mean([g == 0 for g in grads]))
+        rows.append((loss, scale.scale, overflowed, zero_share))
+        if not overflowed:
             # skipped steps do not count as steps of the optimiser
-            taken += 1
+            step_count += 1
             for r in range(ranks):
                 grad = shards[r].astype(np.float32) / np.float32(scale.scale)
-                masters[r], states[r] = optimizer.update(masters[r], grad, states[r], taken)
-        half = group.all_gather([m.astype(np.float16) for m in masters])
-        scale = scale.next(bad)
+                masters[r], states[r] = optimizer.update(masters[r], grad, states[r], step_count)
+        fp16_weights = group.all_gather([master.astype(np.float16) for master in masters])
+        scale = scale.next(overflowed)
     losses, scales, skipped, zero_shares = zip(*rows, strict=True)
     parameters = _named(model, np.concatenate(masters))
     return MixedRun(losses, scales, skipped, zero_shares, parameters, traffic)
@@ -374,14 +384,17 @@ def _named(model: Model, flat: Values) -> dict[str, Values]:
     return dict(zip(model.weights, unflatten(flat, shapes), strict=True))
 
 
-def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[float, Ranked]:
+def _half_pass(
+    model: Model, flat_weights: Ranked, batch: Batch, scale: float
+) -> tuple[float, Ranked]:
     """Return the mean loss and every rank's flat fp16 gradients, multiplied by the scale."""
-    count = len(half)
+    ranks = len(flat_weights)
     tokens = batch.targets.size
-    groups = Sharding(Plan(data=count)).groups(Traffic())
-    inputs_and_targets = batch.inputs, batch.targets
-    inputs, targets = (parts(array, groups["data"], 0, "a batch") for array in inputs_and_targets)
-    named = [_named(model, flat) for flat in half]
+    groups = Sharding(Plan(data=ranks)).groups(Traffic())
+    inputs = parts(batch.inputs, groups["data"], 0, "a batch")
+    targets = parts(batch.targets, groups["data"], 0, "a batch")
+    named = [_named(model, flat) for flat in flat_weights]
     weights = {key: [arrays[key] for arrays in named] for key in model.weights}
-    loss, grads = passed(model, weights, groups, inputs, targets, scale / tokens)
-    return loss / tokens, [flatten([ranked[r] for ranked in grads.values()]) for r in range(count)]
+    loss, grads = forward_and_backward(model, weights, groups, inputs, targets, scale / tokens)
+    flat_grads = [flatten([ranked[r] for ranked in grads.values()]) for r in range(ranks)]
+    return loss / tokens, flat_grads

@@ -122,6 +122,7 @@ class Group:
         return self._along("reduce_scatter", arrays, axis)
 
     def _along(self, op: str, arrays: Ranked, axis: int) -> Ranked:
+        """Run a collective that joins or divides arrays along an axis."""
         # Schedules join flat arrays one after another, that is, along axis 0: so the axis is moved
         # to the front.
         fronts = [np.moveaxis(a, axis, 0) for a in arrays]
@@ -132,18 +133,19 @@ class Group:
         return [np.moveaxis(s, 0, axis) for s in shaped]
 
     def _run(self, op: str, arrays: Ranked) -> Ranked:
+        """Run a collective of flat arrays in every team, and count its messages."""
         if self.ranks == 1:
             return arrays
         schedule = _schedule(op, self.algorithm, self.ranks)
-        after_step = list(arrays)
+        received = list(arrays)
         for team in self.members:
             results = execute(schedule, [arrays[r] for r in team])
             for rank, result in zip(team, results, strict=True):
-                after_step[rank] = result
+                received[rank] = result
         # For an all-gather the schedule counts the result: 4 ranks with 10 bytes each gather 40.
         size_bytes = arrays[0].nbytes * (self.ranks if op == "all_gather" else 1)
         self.traffic.note(self.name, op, size_bytes, _sent_bytes(schedule, size_bytes))
-        return after_step
+        return received
 
 
 @cache
@@ -246,9 +248,13 @@ class Tape:
         self.elements = 0  # of all outputs kept on the first rank
 
     def record(
-        self, inputs: Sequence[Var], out: Ranked, slope: Callable[[Ranked], Any], new: bool = True
+        self,
+        inputs: Sequence[Var],
+        out: Ranked,
+        gradient: Callable[[Ranked], Any],
+        new: bool = True,
     ) -> Var:
-        """Return a variable; `slope(grads)` gives one gradient (or None) for each input.
+        """Return a variable; `gradient(grads)` gives one gradient (or None) for each input.
 
         `new` says that the output needs memory, because it is not a view of an input.
         """
@@ -260,8 +266,8 @@ class Tape:
             # the loss does not depend on this output
             if var.grads is None:
                 return
-            slopes = slope(var.grads)
-            for variable, grads in zip(inputs, slopes, strict=True):
+            input_grads = gradient(var.grads)
+            for variable, grads in zip(inputs, input_grads, strict=True):
                 if grads is not None:
                     variable.add(grads)
 
@@ -275,7 +281,7 @@ class Tape:
         arguments = list(zip(*(var.values for var in inputs), strict=True))
         out = [operator.reference(*arrays, **attrs) for arrays in arguments]
 
-        def slope(grads: Ranked) -> list[Ranked | None]:
+        def gradient(grads: Ranked) -> list[Ranked | None]:
             # read the values only now: a gathered parameter may have been dropped and gathered
             # again
             arrays = zip(*(var.values for var in inputs), strict=True)
@@ -287,13 +293,13 @@ class Tape:
                 None if column[0] is None else list(column) for column in zip(*rows, strict=True)
             ]
 
-        return self.record(inputs, out, slope, name not in VIEWS)
+        return self.record(inputs, out, gradient, name not in VIEWS)
 
     def backward(self, last: Var, grads: Ranked) -> None:
         """Run the steps in reverse from the gradient of the last variable."""
         last.add(grads)
-        for step in reversed(self.steps):
-            step()
+        for backward_step in reversed(self.steps):
+            backward_step()
 
 
 def copy_in(tape: Tape, x: Var, group: Group) -> Var:

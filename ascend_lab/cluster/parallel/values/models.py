@@ -264,9 +264,11 @@ def _gates(net: Net, chances: Var, top: int) -> Var:
     """Return each token's weight per expert: chances, normalised if several experts are chosen."""
     if top == 1:
         return chances
-    # argsort twice gives ranks: chances 0.2, 0.5, 0.3 have the ranks 2, 0, 1.
-    rank = [np.argsort(np.argsort(-c, axis=-1, kind="stable"), axis=-1) for c in chances.values]
-    masks = [(r < top).astype(c.dtype) for r, c in zip(rank, chances.values, strict=True)]
+    masks = []
+    for values in chances.values:
+        # argsort twice gives ranks: chances 0.2, 0.5, 0.3 have the ranks 2, 0, 1
+        order = np.argsort(-values, axis=-1, kind="stable")
+        masks.append((np.argsort(order, axis=-1) < top).astype(values.dtype))
     # Chances 0.5, 0.3, 0.2 with top 2: (0.5, 0.3, 0) / 0.8 = (0.625, 0.375, 0).
     chosen = net.apply("mul", chances, Var(masks))
     total = net.apply("reduce_sum", chosen, axis=-1, keepdims=True)
@@ -276,13 +278,15 @@ def _gates(net: Net, chances: Var, top: int) -> Var:
 def _dispatch(tape: comm.Tape, y: Var, sent: Ranked) -> Var:
     """Return the tokens of each expert as an array (expert, batch, slot, width)."""
 
-    def slope(grads: Ranked) -> list[Ranked]:
-        return [[np.einsum("bsec,ebch->bsh", m, g) for m, g in zip(sent, grads, strict=True)]]
+    def gradient(grads: Ranked) -> list[Ranked]:
+        pairs = zip(sent, grads, strict=True)
+        return [[np.einsum("bsec,ebch->bsh", routing, grad) for routing, grad in pairs]]
 
     # b batch, s position, e expert, c slot, h width: slot c of expert e gets the one token sent
     # there.
-    rows = [np.einsum("bsec,bsh->ebch", m, v) for m, v in zip(sent, y.values, strict=True)]
-    return tape.record([y], rows, slope)
+    pairs = zip(sent, y.values, strict=True)
+    rows = [np.einsum("bsec,bsh->ebch", routing, tokens) for routing, tokens in pairs]
+    return tape.record([y], rows, gradient)
 
 
 def _computed(net: Net, rows: Var) -> Var:
@@ -294,16 +298,16 @@ def _computed(net: Net, rows: Var) -> Var:
     # The batched product needs the order (expert of this rank, tokens of all senders).
     x = exchange(net.tape, rows, group)
     # 4 experts on 2 ranks: (2 senders, 2 experts, tokens) becomes (2 experts, 2 senders, tokens).
-    x = _turned(net, x, group.ranks, local_experts, batch * slots)
+    x = _axes_exchanged(net, x, group.ranks, local_experts, batch * slots)
     x = net.apply("reshape", x, shape=(local_experts, group.ranks * batch * slots, width))
     y = net.apply("gelu", net.apply("batch_matmul", x, net["up"]))
     y = net.apply("batch_matmul", y, net["down"])
-    y = _turned(net, y, local_experts, group.ranks, batch * slots)
+    y = _axes_exchanged(net, y, local_experts, group.ranks, batch * slots)
     y = net.apply("reshape", y, shape=(experts, batch, slots, width))
     return exchange(net.tape, y, group)
 
 
-def _turned(net: Net, x: Var, major: int, minor: int, rows: int) -> Var:
+def _axes_exchanged(net: Net, x: Var, major: int, minor: int, rows: int) -> Var:
     """Return x with its first two axes exchanged: (minor, major, rows, width)."""
     y = net.apply("reshape", x, shape=(major, minor, rows, x.shape[-1]))
     return net.apply("transpose", y, perm=(1, 0, 2, 3))
@@ -311,18 +315,20 @@ def _turned(net: Net, x: Var, major: int, minor: int, rows: int) -> Var:
 
 def _combine(tape: comm.Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
     """Return the sum of gate x expert output for each token: (batch, sequence, width)."""
-    spread = [m * g[..., None] for m, g in zip(sent, gates.values, strict=True)]
+    # the routing with the gate of each token in place of its ones
+    weighted = [r * gate[..., None] for r, gate in zip(sent, gates.values, strict=True)]
 
-    def slope(grads: Ranked) -> list[Ranked]:
-        pairs = zip(grads, spread, sent, rows.values, strict=True)
-        slopes = [
-            (np.einsum("bsec,bsh->ebch", w, g), np.einsum("bsec,bsh,ebch->bse", m, g, r))
-            for g, w, m, r in pairs
-        ]
-        return [list(column) for column in zip(*slopes, strict=True)]
+    def gradient(grads: Ranked) -> list[Ranked]:
+        row_grads = []
+        gate_grads = []
+        for rank, grad in enumerate(grads):
+            row_grads.append(np.einsum("bsec,bsh->ebch", weighted[rank], grad))
+            gate_grads.append(np.einsum("bsec,bsh,ebch->bse", sent[rank], grad, rows.values[rank]))
+        return [row_grads, gate_grads]
 
-    out = [np.einsum("bsec,ebch->bsh", w, r) for w, r in zip(spread, rows.values, strict=True)]
-    return tape.record([rows, gates], out, slope)
+    pairs = zip(weighted, rows.values, strict=True)
+    out = [np.einsum("bsec,ebch->bsh", weight, values) for weight, values in pairs]
+    return tape.record([rows, gates], out, gradient)
 
 
 # -- a vocabulary that is cut among the tensor ranks ----------------------------------------------
@@ -343,39 +349,40 @@ def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
     """Return the table's row for each token whose row this rank holds, and zeros for the others."""
     rows = table.shape[0]
     # 24 words on 2 ranks: word 15 is row 3 of rank 1; rank 0 does not have it.
-    local = [t - group.place(r) * rows for r, t in enumerate(tokens.values)]
-    mine = [(n >= 0) & (n < rows) for n in local]
-    selected = [
-        np.where(m[..., None], weights[np.where(m, n, 0)], 0)
-        for weights, n, m in zip(table.values, local, mine, strict=True)
-    ]
+    row_numbers = [t - group.place(r) * rows for r, t in enumerate(tokens.values)]
+    is_local = [(numbers >= 0) & (numbers < rows) for numbers in row_numbers]
+    selected = []
+    for weights, numbers, local in zip(table.values, row_numbers, is_local, strict=True):
+        token_rows = weights[np.where(local, numbers, 0)]
+        selected.append(np.where(local[..., None], token_rows, 0))
 
-    def slope(grads: Ranked) -> list[Ranked]:
-        out = [np.zeros(table.shape, grads[0].dtype) for _ in grads]
-        for total, grad, n, m in zip(out, grads, local, mine, strict=True):
-            # A word that occurs twice gets both gradients; total[n] += grad would keep only one.
-            np.add.at(total, n[m], grad[m])
-        return [out]
+    def gradient(grads: Ranked) -> list[Ranked]:
+        totals = [np.zeros(table.shape, grads[0].dtype) for _ in grads]
+        for total, grad, numbers, local in zip(totals, grads, row_numbers, is_local, strict=True):
+            # A word that occurs twice gets both gradients; total[numbers] += grad would keep only
+            # one.
+            np.add.at(total, numbers[local], grad[local])
+        return [totals]
 
-    return tape.record([table], selected, slope)
+    return tape.record([table], selected, gradient)
 
 
 def _positions(net: Net, length: int) -> Var:
     """Return the rows of "position" for each rank's part of the sequence."""
     position = net["position"]
     ranks = range(len(net["position"].values))
-    places = [net.groups["tensor"].place(r) if net.sequence else 0 for r in ranks]
+    numbers = [net.groups["tensor"].place(r) if net.sequence else 0 for r in ranks]
     # Sequences of 8 cut among 2 ranks: rank 1 adds positions 4 .. 7.
-    spans = [slice(length * place, length * (place + 1)) for place in places]
+    spans = [slice(length * number, length * (number + 1)) for number in numbers]
 
-    def slope(grads: Ranked) -> list[Ranked]:
+    def gradient(grads: Ranked) -> list[Ranked]:
         out = [np.zeros(position.shape, grads[0].dtype) for _ in ranks]
         for r in ranks:
             out[r][spans[r]] = grads[r]
         return [out]
 
     rows = [position.values[r][spans[r]] for r in ranks]
-    return net.tape.record([position], rows, slope)
+    return net.tape.record([position], rows, gradient)
 
 
 def head(name: str, width: int, vocabulary: int, rng: np.random.Generator) -> Piece:
@@ -397,21 +404,31 @@ def cross_entropy(tape: comm.Tape, logits: Var, targets: Ranked, group: comm.Gro
     """
     wide = [v.astype(np.promote_types(v.dtype, np.float32)) for v in logits.values]
     words = logits.shape[-1]
-    ones = [
-        np.arange(words) + group.place(r) * words == t[..., None] for r, t in enumerate(targets)
-    ]
+    # (..., words): True at the target, if it is one of the rank's words
+    is_target = []
+    for rank, rank_targets in enumerate(targets):
+        rank_words = np.arange(words) + group.place(rank) * words
+        is_target.append(rank_words == rank_targets[..., None])
     # Without subtracting the maximum of all ranks, exp of a logit above 88 overflows fp32.
-    local_max = [v.max(-1)[None] for v in wide]
-    global_max = [m.max(0)[..., None] for m in group.all_gather(local_max)]
-    power = [np.exp(v - m) for v, m in zip(wide, global_max, strict=True)]
+    local_max = [values.max(-1)[None] for values in wide]
+    global_max = [maxima.max(0)[..., None] for maxima in group.all_gather(local_max)]
+    power = [np.exp(values - m) for values, m in zip(wide, global_max, strict=True)]
     # Three numbers per token are sent: the maximum, the sum of exponentials, the target's logit.
     # With 24 words on 2 ranks, the 12 logits of each rank are not sent.
     total = group.all_reduce([p.sum(-1) for p in power])
-    target = group.all_reduce([(v * o).sum(-1) for v, o in zip(wide, ones, strict=True)])
-    losses = [np.log(s) + m[..., 0] - t for s, m, t in zip(total, global_max, target, strict=True)]
+    rank_logits = [(values * t).sum(-1) for values, t in zip(wide, is_target, strict=True)]
+    target_logit = group.all_reduce(rank_logits)
+    losses = [
+        np.log(total[rank]) + global_max[rank][..., 0] - target_logit[rank]
+        for rank in range(len(targets))
+    ]
 
-    def slope(grads: Ranked) -> list[Ranked]:
-        rows = zip(grads, power, total, ones, logits.values, strict=True)
-        return [[(g[..., None] * (p / s[..., None] - o)).astype(v.dtype) for g, p, s, o, v in rows]]
+    def gradient(grads: Ranked) -> list[Ranked]:
+        logit_grads = []
+        for rank, grad in enumerate(grads):
+            softmax = power[rank] / total[rank][..., None]
+            logit_grad = grad[..., None] * (softmax - is_target[rank])
+            logit_grads.append(logit_grad.astype(logits.values[rank].dtype))
+        return [logit_grads]
 
-    return tape.record([logits], losses, slope)
+    return tape.record([logits], losses, gradient)

@@ -315,6 +315,7 @@ class Sharded(Replicas):
                 self._drop(flat)
 
     def _flats(self, piece: Piece) -> tuple[FlatGroup, ...]:
+        """Return the flat vectors into which the weights of a piece are joined."""
         keys = [f"{piece.name}.{name}" for name in piece.weights]
         flats = []
         # Weights whose gradients are summed over other groups (experts: over replicas only) need a
