@@ -54,7 +54,7 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
     Numbers per channel are stored as (1, C1, 1, 1, 16). Raises `CapacityError` if UB is too small.
     """
     cores = chip.cores_of("vector")
-    sizes = planes.dealt((job.blocks, job.n, job.h), cores, large_folds=True)
+    sizes = planes.deal_planes((job.blocks, job.n, job.h), cores, large_folds=True)
     bands = len(sizes[2])
     slots = len(sizes[1]) * bands
     partial_launch = planes.plane_launch(
@@ -92,7 +92,7 @@ def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple
 
 
 def _partial(
-    job: ChannelSums, share: planes.Own, bands: int, slots: int, chip: Chip
+    job: ChannelSums, share: planes.PlaneShare, bands: int, slots: int, chip: Chip
 ) -> isa.Program:
     """Return the program that sums one core's tiles, and their products with the other operand.
 

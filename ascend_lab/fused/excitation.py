@@ -26,7 +26,7 @@ from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, ceil_div
 from ascend_lab.operators.kernels import epilogue, epilogue_emit, epilogue_plan
-from ascend_lab.operators.kernels.planes import Own, dealt, plane_launch
+from ascend_lab.operators.kernels.planes import PlaneShare, deal_planes, plane_launch
 from ascend_lab.operators.kernels.tiles import chunks, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL
@@ -79,7 +79,7 @@ def excitation_launches(job: Excitation, chip: Chip) -> tuple[isa.Launch, isa.La
     part_count = len(sizes[0]) * len(sizes[2])
     squeeze_launch = plane_launch("squeeze", sizes, lambda share: _squeeze(job, share, sizes, chip))
     # the second phase has other shares: no rows are left to divide
-    gate_shares = dealt((job.blocks, job.n, 1), chip.cores_of("vector"))
+    gate_shares = deal_planes((job.blocks, job.n, 1), chip.cores_of("vector"))
     return squeeze_launch, plane_launch(
         "excite", gate_shares, lambda share: _Gates(job, share, part_count, chip).program()
     )
@@ -171,7 +171,9 @@ class _Matrix:
 
 
 # -- first phase: sums of pixels, and what they add to the hidden numbers -------------------------
-def _squeeze(job: Excitation, share: Own, sizes: tuple[list[int], ...], chip: Chip) -> isa.Program:
+def _squeeze(
+    job: Excitation, share: PlaneShare, sizes: tuple[list[int], ...], chip: Chip
+) -> isa.Program:
     """Return the program of the first phase, for all cores whose shares have one size."""
     k = KernelBuilder("squeeze", chip)
     row = job.w * FRACTAL
@@ -359,7 +361,7 @@ class _ByCube:
 class _Gates:
     """The second phase, for cores with shares of one size; each core adds `part_count` parts."""
 
-    def __init__(self, job: Excitation, share: Own, part_count: int, chip: Chip) -> None:
+    def __init__(self, job: Excitation, share: PlaneShare, part_count: int, chip: Chip) -> None:
         """Allocate all buffers and queues."""
         k = KernelBuilder("excite", chip)
         hidden = job.hidden

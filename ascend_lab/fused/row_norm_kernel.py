@@ -193,7 +193,7 @@ class _NormWriter:
         right_size = max(3 * self.block_columns, GRAM_COLUMNS) * AREA
         self.left_l0 = k.queue("a_l0", "L0A", "fp16", left_size, src="MTE1", dst="M")
         self.right_l0 = k.queue("b_l0", "L0B", "fp16", right_size, src="MTE1", dst="M")
-        # right operands that stay: fractals of ones, one of -1/2 on its diagonal, -1/2 for each block
+        # right operands that stay: ones, one fractal of -1/2 on its diagonal, -1/2 for each block
         fixed_size = (GRAM_COLUMNS + 1 + self.block_columns) * AREA
         self.fixed = k.buffer("ones_l0", "L0B", "fp16", fixed_size)
         self.sums = k.queue("sums_l0", "L0C", "fp32", 2 * numbers_size, src="M", dst="V", depth=1)

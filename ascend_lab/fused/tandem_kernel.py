@@ -45,7 +45,7 @@ from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Launch, Progr
 from ascend_lab.operators.kernels import conv_windows
 from ascend_lab.operators.kernels.conv_tiles import load_l0b_weights
 from ascend_lab.operators.kernels.epilogue_emit import Channels, Memory, drain, held_channels
-from ascend_lab.operators.kernels.planes import Own, plane_launch
+from ascend_lab.operators.kernels.planes import PlaneShare, plane_launch
 from ascend_lab.operators.kernels.tiles import Area, chunks, repeat, segments, sum_queue
 
 FRACTAL_BYTES = AREA * DTYPE_BYTES["fp16"]
@@ -65,7 +65,7 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
     totals = shape.blocks[1], shape.n // schedule.images, shape.out_hw[0]
     channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))
 
-    def program(share: Own) -> Program:
+    def program(share: PlaneShare) -> Program:
         return _TandemWriter(tandem, chip, schedule, share).program()
 
     name = f"tandem_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
@@ -118,7 +118,9 @@ class _Unit:
 class _TandemWriter:
     """Writes the program of all cores whose shares have the same size."""
 
-    def __init__(self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, share: Own) -> None:
+    def __init__(
+        self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, share: PlaneShare
+    ) -> None:
         """Declare tensors and allocate queues.
 
         The order of allocations matters: later ones take the room that is left.

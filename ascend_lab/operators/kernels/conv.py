@@ -57,7 +57,7 @@ from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halv
 from ascend_lab.operators.kernels.epilogue_emit import Leave
 from ascend_lab.operators.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
-from ascend_lab.operators.kernels.rows import Pooled, check_pool
+from ascend_lab.operators.kernels.pooled_sums import Pooled, check_pool
 from ascend_lab.operators.kernels.tiles import (
     ResidentFeed,
     Span,

@@ -155,7 +155,7 @@ class _Writer:
             self.row = self.keys.join("mask_l1", "fp16", keys * FRACTAL)
             self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA)
 
-    def program(self, share: flash_shape.Own) -> isa.Program:
+    def program(self, share: flash_shape.CoreShares) -> isa.Program:
         """Return the program, which goes over the blocks of keys, three of them at a time."""
         self._constants()
         side = self.tiling.rows // FRACTAL

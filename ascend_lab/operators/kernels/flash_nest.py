@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from ascend_lab.machine.isa import Affine, KernelBuilder
-from ascend_lab.operators.kernels.flash_shape import GRID, Matrix, Own
+from ascend_lab.operators.kernels.flash_shape import GRID, CoreShares, Matrix
 from ascend_lab.operators.kernels.tiles import repeat
 
 
@@ -155,12 +155,12 @@ def _triples(pieces: Sequence[Piece | None]) -> Iterator[tuple[Piece | None, ...
     yield from zip(pieces, pieces[1:], pieces[2:], strict=False)
 
 
-def places(k: KernelBuilder, shares: Own) -> tuple[Affine, ...]:
+def places(k: KernelBuilder, shares: CoreShares) -> tuple[Affine, ...]:
     """Return the coordinates of a core in the grid, one per axis."""
     return tuple(k.param(name, share[2]) for name, share in zip(GRID, shares, strict=True))
 
 
-def axes(core_shares: Own, core: Sequence[Affine], side: int) -> tuple[Axis, Axis]:
+def axes(core_shares: CoreShares, core: Sequence[Affine], side: int) -> tuple[Axis, Axis]:
     """Return the matrices a core of the grid owns, and its blocks of `side` rows, in fractals."""
     entry, row, head = (place * share[1] for place, share in zip(core, core_shares, strict=True))
     entries, rows, heads = (share[0] for share in core_shares)

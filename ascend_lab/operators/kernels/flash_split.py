@@ -30,8 +30,8 @@ from ascend_lab.operators.kernels.flash_nest import Axis, Nest, Place, axes, pla
 from ascend_lab.operators.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.operators.kernels.flash_shape import (
     AREA,
+    CoreShares,
     FlashShape,
-    Own,
     Tensors,
     cut_keys,
     grid,
@@ -214,7 +214,7 @@ class Plan:
     shape: FlashShape
     tiling: SplitTiling
     chip: Chip
-    core_shares: Own
+    core_shares: CoreShares
     cores: tuple[int, int, int]
 
     def programs(self) -> tuple[isa.Program, isa.Program, isa.Program]:
