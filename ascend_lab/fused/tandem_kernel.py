@@ -415,8 +415,10 @@ class _TandemWriter:
                     size = min(tile_pixels, band.pixels - pixel.const)
                 m = ceil_div(size, FRACTAL)
                 # no padding, no rows above or below
-                columns = conv_windows.Seen(0, size, 0, 0, 0)
-                window = conv_windows.Window(conv_windows.Seen(0, 1, 0, 0, 0), columns, 0, m, size)
+                columns = conv_windows.InputRange(0, size, 0, 0, 0)
+                window = conv_windows.Window(
+                    conv_windows.InputRange(0, 1, 0, 0, 0), columns, 0, m, size
+                )
                 strides = (band.pixels * FRACTAL, size * FRACTAL, FRACTAL, 1)
                 view = x.region(pixel * FRACTAL, (c1, 1, size, FRACTAL), strides)
                 half.add(self.sums_queue, (self.l0a_queue, self.ones), window, view, weights)
@@ -495,8 +497,8 @@ class _TandemWriter:
         c1 = point.blocks[0]
         images = point.mixed
         seen_rows_columns = (
-            conv_windows.Seen(band.first_seen * images, band.depth.h * images, 0, 0, 0),
-            conv_windows.Seen(0, point.w, 0, 0, 0),
+            conv_windows.InputRange(band.first_seen * images, band.depth.h * images, 0, 0, 0),
+            conv_windows.InputRange(0, point.w, 0, 0, 0),
         )
         blocks = unit.image * (c1 * images), c1
         source = conv_windows.rows_of(
