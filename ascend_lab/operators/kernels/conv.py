@@ -55,7 +55,7 @@ from ascend_lab.operators.kernels.conv_tiles import (
 )
 from ascend_lab.operators.kernels.conv_windows import Pixels, Window
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.operators.kernels.epilogue_emit import Leave
+from ascend_lab.operators.kernels.epilogue_emit import SumsOutput
 from ascend_lab.operators.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
 from ascend_lab.operators.kernels.pooled_sums import Pooled, check_pool
@@ -213,7 +213,7 @@ class _Writer(TileWalk):
         self._declare_tensors()
         self._allocate_l1(rows, weights)
         self._allocate_l0(tile_m, tile_n)
-        self._allocate_drain(tile_m, tile_n)
+        self._allocate_output(tile_m, tile_n)
 
     def _allocate_l1(self, rows: int, weights: int) -> None:
         """Allocate slots of L1 for `rows` and `weights` elements, in one queue or in two."""
@@ -253,7 +253,7 @@ class _Writer(TileWalk):
         self.a_l0 = k.queue("x_l0", "L0A", dtype, a_tile, src="MTE1", dst="M", depth=a_slots)
         self.b_l0 = k.queue("w_l0", "L0B", dtype, b_tile, src="MTE1", dst="M", depth=b_slots)
 
-    def _allocate_drain(self, tile_m: int, tile_n: int) -> None:
+    def _allocate_output(self, tile_m: int, tile_n: int) -> None:
         """Allocate sums in L0C, and the buffers of the epilogue and of pooling."""
         job = self.job
         k = self.k
@@ -280,7 +280,7 @@ class _Writer(TileWalk):
         if bias:
             several_stages = self.units_per_stage < self.units.count
             self.bias = CubeBias.make(k, bias, shape, n_own, has_queue=several_stages)
-        self.drain = Leave(k, self.acc, self.y, out, self.finish, self.ring)
+        self.output = SumsOutput(k, self.acc, self.y, out, self.finish, self.ring)
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless vector cores store it, the result."""
@@ -579,4 +579,4 @@ class _Writer(TileWalk):
         # Planes are padded to 16 pixels: store the last fractal whole, rather than 1 row of 49
         # = 3 * 16 + 1 apart.
         stored_area = area.in_whole_fractals() if in_whole_fractals else area
-        self.drain.store(stored_area, n_span[0], channels)
+        self.output.store(stored_area, n_span[0], channels)

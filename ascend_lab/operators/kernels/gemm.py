@@ -29,7 +29,7 @@ from ascend_lab.machine.isa import (
 )
 from ascend_lab.operators.kernels import default_schedules, epilogue_emit, gemm_schedule, tiles
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.operators.kernels.epilogue_emit import Leave
+from ascend_lab.operators.kernels.epilogue_emit import SumsOutput
 from ascend_lab.operators.kernels.tiles import (
     Area,
     Fractals,
@@ -233,9 +233,9 @@ class _Writer:
             _Operand(a, m1, self._l1(a, tile_m), self._l0(a, tile_m), schedule.keep == "a"),
             _Operand(b, n1, self._l1(b, tile_n), self._l0(b, tile_n), schedule.keep == "b"),
         )
-        self._allocate_leave(job, c, ring, (tile_m, tile_n))
+        self._allocate_output(job, c, ring, (tile_m, tile_n))
 
-    def _allocate_leave(
+    def _allocate_output(
         self, job: Job, c: Buffer | None, ring: RingEnd | None, tile: tuple[int, int]
     ) -> None:
         """Allocate L0C for the sums of a tile (rows, columns), and the buffers for storing them."""
@@ -251,7 +251,7 @@ class _Writer:
         elements = self.n1 * self.m1 * 256
         sizes = epilogue_emit.Sizes(tile_m, tile_n, self.cols[0], self.n1, elements)
         self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
-        self.leave = Leave(k, self.acc, c, out, self.finish, ring)
+        self.output = SumsOutput(k, self.acc, c, out, self.finish, ring)
 
     def _result(self, job: Job) -> Buffer:
         """Declare the tensor of C, or that of all partial sums where the schedule splits K."""
@@ -322,7 +322,7 @@ class _Writer:
             c = self.acc.alloc()
             self._reduce(c, spans, resident, epilogue_emit.bias_of(self.finish, channels, spans[1]))
             self.acc.enqueue()
-            self.leave.store(self._area(spans), spans[1][0], channels)
+            self.output.store(self._area(spans), spans[1][0], channels)
 
     def _area(self, spans: tuple[Span, Span]) -> Area:
         """Return where the tile at `spans` lies in C."""
