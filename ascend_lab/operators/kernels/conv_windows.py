@@ -166,47 +166,55 @@ def runs_of(
     a run consists of such periods. Cores of a launch and schedules with one tile size ask for the
     same runs, hence the cache.
     """
-    period, rows_down = _period_of(shape, tile, strip)
-    # The same tiles are asked for again and again while periods are compared.
-    tile_of = cache(partial(_tile, shape, tile, strip))
+    periods = _Periods(shape, tile, strip)
+    period = periods.tiles
+    input_rows = periods.rows_down * shape.strides[0]
+    runs: list[Run] = []
+    tile_at = first
+    while tile_at < last:
+        count = periods.repetitions(tile_at, last)
+        if count > 1:
+            tiles = tuple(periods.tile(t) for t in range(tile_at, tile_at + period))
+            runs.append(Run(count, tiles, input_rows, periods.rows_down * shape.out_hw[1]))
+            tile_at += count * period
+        else:
+            runs.append(Run(1, (periods.tile(tile_at),), 0, 0))
+            tile_at += 1
+    return tuple(runs)
 
-    def is_repeated(tile_at: int, periods: int) -> bool:
-        """Tell whether the period that begins at `tile_at` is repeated `periods` later, shifted."""
-        for t in range(tile_at, tile_at + period):
-            shifted = _shifted(shape, tile_of(t)[1], periods * rows_down)
-            if tile_of(t + periods * period)[1] != shifted:
-                return False
-        return True
 
-    def repetitions(tile_at: int) -> int:
-        """Return how many equal periods begin at `tile_at`, by bisection.
+class _Periods:
+    """After how many `tiles` windows repeat, `rows_down` output rows further down."""
+
+    def __init__(self, shape: ConvShape, tile: int, strip: bool) -> None:
+        self.shape = shape
+        self.tiles, self.rows_down = _period_of(shape, tile, strip)
+        # The same tiles are asked for again and again while periods are compared.
+        self.tile = cache(partial(_tile, shape, tile, strip))
+
+    def repetitions(self, first: int, last: int) -> int:
+        """Return how many equal periods of tiles first .. last - 1 begin at tile `first`.
 
         Only borders cut windows off: if the last of some periods is the first one shifted, so are
-        those between.
+        those between. So the number is found by bisection.
         """
         fewest = 1
-        most = (last - tile_at) // period
+        most = (last - first) // self.tiles
         while fewest < most:
             middle = (fewest + most + 1) // 2
-            if is_repeated(tile_at, middle - 1):
+            if self._is_repeated(first, middle - 1):
                 fewest = middle
             else:
                 most = middle - 1
         return fewest
 
-    runs: list[Run] = []
-    tile_at = first
-    while tile_at < last:
-        count = repetitions(tile_at)
-        if count > 1:
-            tiles = tuple(tile_of(t) for t in range(tile_at, tile_at + period))
-            input_rows = rows_down * shape.strides[0]
-            runs.append(Run(count, tiles, input_rows, rows_down * shape.out_hw[1]))
-            tile_at += count * period
-        else:
-            runs.append(Run(1, (tile_of(tile_at),), 0, 0))
-            tile_at += 1
-    return tuple(runs)
+    def _is_repeated(self, first: int, periods: int) -> bool:
+        """Tell whether the period at tile `first` is repeated `periods` periods later, shifted."""
+        for t in range(first, first + self.tiles):
+            shifted = _shifted(self.shape, self.tile(t)[1], periods * self.rows_down)
+            if self.tile(t + periods * self.tiles)[1] != shifted:
+                return False
+        return True
 
 
 def _period_of(shape: ConvShape, tile: int, strip: bool) -> tuple[int, int]:

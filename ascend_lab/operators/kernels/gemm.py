@@ -199,8 +199,6 @@ class _Writer:
         If vector cores do a `vector_tail` of the epilogue, tiles are written to a ring of slots.
         """
         shape = job.shape
-        chip = job.chip
-        area = job.area
         schedule = self.schedule = job.schedule
         (rows, cols, *k_share) = shares
         self.rows = rows
@@ -210,35 +208,40 @@ class _Writer:
         self.m1 = m1
         self.n1 = n1
         # `k_share` holds one share if the schedule splits K, else it is empty.
-        self.k1 = k1 = k_share[0][0] if k_share else all_k
+        self.k1 = k_share[0][0] if k_share else all_k
         # Elements of a fractal: 16 rows of C0, 256 in fp16 (512 bytes), 512 in int8.
         self.area = FRACTAL * isa.c0_of(shape.dtype)
-        sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
         # A tile of 8 x 16 fractals on a core that has 5 rows of them is 5 x 16.
-        tile_m = min(sides[0], rows[0])
-        tile_n = min(sides[1], cols[0])
-        self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), k1)
-        self.stage_k = min(self.tile_k * schedule.step_k, k1)
-        self.k = k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
+        tile_m = min(schedule.base_m // FRACTAL, rows[0])
+        tile_n = min(schedule.base_n // FRACTAL, cols[0])
+        self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), self.k1)
+        self.stage_k = min(self.tile_k * schedule.step_k, self.k1)
+        k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", job.chip)
+        self.k = k
         # A is (K1, M1, 16, C0), B is (K1, N1, 16, C0): all of K, whatever share of it a core takes.
         a = k.tensor("a", shape.dtype, m1 * all_k * self.area)
         b = k.tensor("b", shape.dtype, n1 * all_k * self.area)
-        row = k.param("row", rows[2])
-        col = k.param("col", cols[2])
-        self.base = row * rows[1] + area[0][0], col * cols[1] + area[1][0]
-        ring: RingEnd | None = None
-        c: Buffer | None = None
-        # Vector cores, if any, store the result.
-        if vector_tail:
-            ring = k.ring_out(vector_tail.ring, vector_tail.core(row, col), "FIX")
-        else:
-            c = self._result(job)
-        self.first_k, self.first_c = self._share_starts(*area[1])
+        ring, c = self._declare_result(job, vector_tail)
+        self.first_k, self.first_c = self._share_starts(*job.area[1])
         self.operands = (
             _Operand(a, m1, self._l1(a, tile_m), self._l0(a, tile_m), schedule.keep == "a"),
             _Operand(b, n1, self._l1(b, tile_n), self._l0(b, tile_n), schedule.keep == "b"),
         )
         self._allocate_output(job, c, ring, (tile_m, tile_n))
+
+    def _declare_result(
+        self, job: Job, vector_tail: VectorTail | None
+    ) -> tuple[RingEnd | None, Buffer | None]:
+        """Declare the core's place in C, and the ring or the tensor to which it stores tiles."""
+        k = self.k
+        (first_row, _), (first_col, _) = job.area
+        row = k.param("row", self.rows[2])
+        col = k.param("col", self.cols[2])
+        self.base = row * self.rows[1] + first_row, col * self.cols[1] + first_col
+        if vector_tail:
+            # Vector cores store the result.
+            return k.ring_out(vector_tail.ring, vector_tail.core(row, col), "FIX"), None
+        return None, self._result(job)
 
     def _allocate_output(
         self, job: Job, c: Buffer | None, ring: RingEnd | None, tile: tuple[int, int]
