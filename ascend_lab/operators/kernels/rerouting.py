@@ -25,6 +25,7 @@ from ascend_lab.operators.kernels.indexed_rows import l2_trip_steps
 from ascend_lab.operators.kernels.tiles import repeat, segments
 
 SCALE_BYTES = 4
+"""Bytes of the fp32 scale of a token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ dW (k, c r s) = grad (k, pixels) x im2col(x) (pixels, c r s). x and the gradient
 NC1HWC0 and are loaded to L1 as flat planes of pixels with zeros between the lines (`weight_plan`):
 each tap then reads its operand as a shifted view, and load2d transposes the fractals of 16 pixels
 by 16 channels on their way to L0. dW is stored as (C1 r s, K1, 16, 16), FRACTAL_Z. If cores divide
-the pixels of one result, each writes fp32 partial sums, which a second phase adds.
+the pixels of one result, by images or by bands (ranges of output rows), each writes fp32 partial
+sums, which a second phase adds.
 
 `zeros` is a tensor of zeros in GM, from which the padding of the planes is copied: once at the
 start, and again at the first and last rows of an image.
