@@ -170,42 +170,47 @@ class TailWriter:
     ) -> None:
         """Load `count` blocks, write the epilogue steps on them, and store the results."""
         f = self.finish
-        k = self.k
-        start = self.plan.start
-        arrival = self.arrival
         assert f.out is not None
         if f.tiles:
-            epilogue_emit.load_tiles(f.tiles, k, area, at, count)
-        if start:
-            arrival.enqueue()
-            memories: dict[int, epilogue_emit.Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
-        else:
-            arrival.hand()
-            # The tile that V has just been handed is the one that it writes.
-            memories = {0: isa.Tile(arrival.buffer, arrival.counts["alloc"] - 1)}
-        # What neither arrives nor leaves is scratch.
-        spare = [i for i in range(len(self.plan.tiles)) if i not in memories]
-        memories.update(zip(spare, f.scratch, strict=True))
+            epilogue_emit.load_tiles(f.tiles, self.k, area, at, count)
+        tiles = self._take_tiles()
         run = area.pixels * area.width
+        channel_operands = f.channels.tiles_by_name(loaded.tile) if f.channels and loaded else {}
         piece = epilogue_emit.Piece(
-            tiles=[memories[i] for i in sorted(memories)],
+            tiles=tiles,
             element_operands=f.tiles.tiles_by_name(f.tiles.queue.dequeue()) if f.tiles else {},
-            channel_operands=(
-                f.channels.tiles_by_name(loaded.tile) if f.channels and loaded else {}
-            ),
+            channel_operands=channel_operands,
             first_block=first_block + at - loaded.first_block if loaded else at,
             count=count,
             run=run,
         )
-        epilogue_emit.write_steps(k, self.plan, piece)
+        epilogue_emit.write_steps(self.k, self.plan, piece)
         if f.tiles:
             f.tiles.queue.free()
-        if start:
-            arrival.free()
+        if self.plan.start:
+            self.arrival.free()
         f.out.enqueue()
         for target, source in area.pairs(self.y, f.out.dequeue(), run, at, count):
-            k.copy(target, source)
+            self.k.copy(target, source)
         f.out.free()
+
+    def _take_tiles(self) -> list[epilogue_emit.Memory]:
+        """Take the sums that have arrived; return the tiles of the plan by number."""
+        f = self.finish
+        assert f.out is not None
+        memories: dict[int, epilogue_emit.Memory] = {}
+        if self.plan.start:
+            self.arrival.enqueue()
+            memories[self.plan.start] = self.arrival.dequeue()
+            memories[0] = f.out.alloc()
+        else:
+            self.arrival.hand()
+            # The tile that V has just been handed is the one that it writes.
+            memories[0] = isa.Tile(self.arrival.buffer, self.arrival.counts["alloc"] - 1)
+        # What neither arrives nor leaves is scratch.
+        scratch_numbers = [i for i in range(len(self.plan.tiles)) if i not in memories]
+        memories.update(zip(scratch_numbers, f.scratch, strict=True))
+        return [memories[i] for i in sorted(memories)]
 
 
 # -- behind a product ------------------------------------------------------------------------------

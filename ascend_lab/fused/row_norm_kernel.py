@@ -434,13 +434,13 @@ class _NormWriter:
         def write_centred(column: Affine, size: int) -> None:
             x_block = x.region(column * area, (size * rows, AREA))
             a = self._take(self.left_l0, x_block, mean.region(0, (rows, AREA)))
-            c = Tile(self.narrow, self.product.alloc().slot)
+            product = Tile(self.narrow, self.product.alloc().slot)
             # X (-1/2 unit matrix), a fractal at a time, then + (-m) (-1/2)
             with repeat(k, "block", size) as i:
-                k.mmad(_blocks(c, i * rows, 1, rows), _blocks(a, i * rows, rows, 1), unit)
+                k.mmad(_blocks(product, i * rows, 1, rows), _blocks(a, i * rows, rows, 1), unit)
             means = _blocks(a, size * rows, rows, 1)
             minus_half = _blocks(self.fixed, GRAM_COLUMNS + 1, 1, size)
-            k.mmad(_blocks(c, 0, size, rows), means, minus_half, accumulate=1)
+            k.mmad(_blocks(product, 0, size, rows), means, minus_half, accumulate=1)
             self.left_l0.free()
             self.product.enqueue()
             c = Tile(self.narrow, self.product.dequeue().slot)

@@ -73,17 +73,9 @@ class Half:
             # the bias is one more fractal of depth
             self.weight_fractals += blocks
             self.bias = CubeBias.make(k, bias, shape, 1 if self.is_depthwise else count)
-        sizes = epilogue_emit.Sizes(
-            tile_m=tile,
-            tile_n=blocks,
-            n_own=count,
-            blocks=shape.blocks[1],
-            elements=stored,
-            prefix=self.prefix,
-            shares=shares,
-            taken=k.used_bytes("UB"),
-        )
-        finish = epilogue_emit.new_finish(k, epilogue or PLAIN, SUMS, sizes)
+        sizes = epilogue_emit.Sizes(tile, blocks, count, shape.blocks[1], stored)
+        share_of_ub = replace(sizes, prefix=self.prefix, shares=shares, taken=k.used_bytes("UB"))
+        finish = epilogue_emit.new_finish(k, epilogue or PLAIN, SUMS, share_of_ub)
         assert finish is not None
         self.finish = finish
 

@@ -137,12 +137,7 @@ class _TandemWriter:
         # fractals of a tile of the pointwise half, of the depthwise half
         tiles = max(band.tile for band in self.bands), schedule.tile
         self.plane_elements = math.prod(shape.out_hw) // shape.mixed
-        self.mean_sums: channel_means.Means | None = None
-        if tandem.means:
-            units = count // self.blocks * share.images[0]
-            self.mean_sums = channel_means.Means(
-                k, tandem, self.bands, units, self.blocks, max(tiles)
-            )
+        self.mean_sums = self._new_mean_sums(max(tiles)) if tandem.means else None
         self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
         self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane_elements * FRACTAL)
         planes_size = self.blocks * plane_size
@@ -161,6 +156,11 @@ class _TandemWriter:
             "x_l1", "L1", "fp16", c1 * plane_size, src="MTE2", dst="MTE1", depth=slots
         )
         self._allocate_l0(chip, tiles)
+
+    def _new_mean_sums(self, tile: int) -> channel_means.Means:
+        """Allocate what the means of channels need; `tile` is the most fractals of a tile."""
+        units = self.share.channels[0] // self.blocks * self.share.images[0]
+        return channel_means.Means(self.k, self.tandem, self.bands, units, self.blocks, tile)
 
     def _allocate_weights(self, chip: Chip) -> None:
         """Allocate weights in L1, a queue that both halves use, and in L0B, a queue for each."""

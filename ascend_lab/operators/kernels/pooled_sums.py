@@ -130,12 +130,7 @@ class Pooled:
         (plane, down) = place
         (blocks, fractals, window) = tile
         c = acc.dequeue()
-        (oh, pw) = self.shape.out_hw
-        # The tile's first row of windows is its first image row, padding included, divided by the
-        # stride.
-        top_row = window.rows.first - window.rows.before + self.shape.pads[0]
-        row = divided(down + top_row, self.shape.strides[0])
-        area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
+        area = self._area(plane, down, blocks, window)
         piece_blocks = min(self.columns, blocks)
         pieces = (
             [(isa.Affine(), piece_blocks)]
@@ -157,6 +152,23 @@ class Pooled:
             copy_out(k, self.out, ((y, area),), run, (at, count))
         if piece_blocks < blocks:
             acc.free()
+
+    def _area(self, plane: isa.Affine, down: isa.Affine, blocks: int, window: Window) -> Area:
+        """Where y keeps a tile's windows: `plane` and `down` as `drain`'s place."""
+        (oh, pw) = self.shape.out_hw
+        # The tile's first row of windows is its first image row, padding included, divided by the
+        # stride.
+        top_row = window.rows.first - window.rows.before + self.shape.pads[0]
+        row = divided(down + top_row, self.shape.strides[0])
+        return Area(
+            base=plane * C0,
+            pieces=((0, row * pw, window.pixels),),
+            blocks=blocks,
+            plane=oh * pw,
+            step=1,
+            fractals=0,  # not used: these pixels come from UB
+            pixels=0,
+        )
 
     def _copy_sums(self, c: isa.Tile, fractals: int, window: Window, blocks: Span) -> None:
         """Copy the rows of some channel blocks from L0C to their places inside the border.

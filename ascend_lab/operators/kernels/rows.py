@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 from ascend_lab.errors import CapacityError
 from ascend_lab.machine import isa
@@ -124,10 +123,12 @@ class Grid:
 
     def best_sweeps(self, chip: Chip) -> tuple[int, list[Sweep]]:
         """Return the fewest cycles of an operation on all pixels, and the sweeps that do it."""
-        timed = (
-            (sum(sweep.cycles(chip) for sweep in sweeps), sweeps) for sweeps in self._candidates()
-        )
-        return min(timed, key=itemgetter(0))
+
+        def cycles(sweeps: list[Sweep]) -> int:
+            return sum(sweep.cycles(chip) for sweep in sweeps)
+
+        best = min(self._candidates(), key=cycles)
+        return cycles(best), best
 
     def runs(self, k: isa.KernelBuilder) -> Iterator[Run]:
         """Yield the work of each instruction of the best sweeps, in loops."""

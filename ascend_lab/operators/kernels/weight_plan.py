@@ -262,7 +262,8 @@ def _tiles(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
     )
     sum_bytes = isa.FRACTAL * isa.FRACTAL * DTYPE_BYTES[isa.ACCUMULATOR[shape.dtype]] * shape.taps
     max_blocks = (m_all, c_all if shape.groups == 1 else 1)
-    sides_m, sides_c = (sorted({min(side, limit) for side in SIDES}) for limit in max_blocks)
+    sides_m = sorted({min(side, max_blocks[0]) for side in SIDES})
+    sides_c = sorted({min(side, max_blocks[1]) for side in SIDES})
     for m, c1 in product(sides_m, sides_c):
         # Sums of a tile: 1024 bytes for each fractal and tap.
         if m * c1 * sum_bytes > chip.buffers["L0C"]:
