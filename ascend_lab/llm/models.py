@@ -23,7 +23,9 @@ from ascend_lab.limits import read_file, shown
 
 TABLES = Path(__file__).with_name("models.toml")
 PREFIX = "zoo:"
+"""Begins a name that stands for a table of `models.toml`, as "zoo:qwen3_8b"."""
 TABLE_BYTES = 1 << 20
+"""Largest file of a user's own table that is read."""
 LARGEST_SIZE = 1 << 24
 """Largest number of a table; a larger one is taken for a mistake of units."""
 
@@ -232,9 +234,9 @@ def decoder_of(name: str, table: Mapping[str, Any], where: str) -> Decoder:
     attention_table = table.get("attention", {})
     if not isinstance(attention_table, Mapping):
         raise InputError(f"{where}: a table [attention]", shown(attention_table), "write one")
-    attention_class: type[Attention] = GroupedAttention
-    if "kv_rank" in attention_table:
-        attention_class = LatentAttention
+    attention_class: type[Attention] = (
+        LatentAttention if "kv_rank" in attention_table else GroupedAttention
+    )
     attention = _record(attention_class, attention_table, f"{where}: attention")
     experts = None
     if isinstance(table.get("experts"), Mapping):
