@@ -150,7 +150,7 @@ class Caller:
             return [to_int8, product]
         # Activations, weights, scales: a depth of 4096 has 32 scales a column.
         shapes = ((rows, depth), (depth, columns), (depth // GROUP, columns))
-        dtypes = (self.format.main, "int4", self.format.main)
+        dtypes = (self.format.main, INT4, self.format.main)
         work = self.work("weight_quant_batch_matmul", shapes, dtypes)
         return [Call(name, work, "cube", weight_bytes=weight_bytes, macs=macs)]
 

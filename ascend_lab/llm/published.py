@@ -6,7 +6,7 @@ time of one step:
 
     metric    microseconds per output token of a server: it serves `batch` requests at a time, reads
               each prompt once and generates `output` tokens for it, so that a token takes
-                  (output step + batch prefill of one prompt) / (batch output)
+                  (output step + batch / dp prefill of one prompt) / (batch output)
     accepted  time per output token with speculative decoding: a step has 1 + mtp queries and yields
               1 + accepted tokens
 
@@ -58,6 +58,7 @@ MODES: Mapping[str, str] = {
     "super": "super",
     "eager": "eager",
 }
+"""Mode that a source states -> the mode of `machine`."""
 UNSUPPORTED_FEATURES: Mapping[str, str] = {
     "gemma": "layers with a window of keys, a dense block beside the experts",
     "longcat": "two attentions a layer, experts that return their input",
