@@ -248,7 +248,7 @@ DEBTS = {
     "compiler.canonical": "operators.ops.attention",
     "compiler.compile": "compiler.bound",
     "compiler.lower.conv": (
-        "operators.kernels.deconv operators.kernels.pooling operators.ops.conv_gradient"
+        "operators.kernels.deconv operators.kernels.pool_gradient operators.ops.conv_gradient"
     ),
     "compiler.lower.matmul": "operators.kernels.weight_gradient operators.ops.conv_gradient",
     "compiler.lower.vector": "operators.ops.conv_gradient",
@@ -258,7 +258,7 @@ DEBTS = {
     "machine.isa": "machine.isa.sanitizer",
     "operators.dsl": "operators.dsl.tbe",
     "operators.kernels": "operators.kernels.deconv operators.kernels.depthwise",
-    "operators.kernels.conv": "operators.kernels.rows",
+    "operators.kernels.conv": "operators.kernels.pooled_sums",
     "operators.kernels.rearrange": "operators.kernels.indexed_rows",
     "operators.ops": (
         "operators.ops.attention operators.ops.batch_norm operators.ops.conv_gradient "

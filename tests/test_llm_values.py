@@ -231,7 +231,7 @@ def test_pages_lie_out_of_order_and_hold_what_a_sequence_has_written() -> None:
     for layer in range(decoder.layers):
         for sequence in range(3):
             caches = (alone.caches[0], together.caches[sequence])
-            pages = (alone.pages[layer][0], together.pages[layer][sequence])
+            pages = (alone.cached[layer][0], together.cached[layer][sequence])
             one, other = (
                 np.concatenate([page.reshape(-1, 4, 64)[p] for p in cache.tables[sequence]])
                 for cache, page in zip(caches, pages, strict=True)

@@ -63,9 +63,9 @@ def test_conversions_of_more_channels_take_no_less_time(
 
 def test_bands_count_the_rows_that_they_load_beside_their_own() -> None:
     """34 channel blocks of 7 rows on 8 cores: whole planes, not bands of two rows."""
-    channels, images, bands = planes.dealt((34, 1, 7), 8, rows_beside=0.75)
+    channels, images, bands = planes.deal_planes((34, 1, 7), 8, rows_beside=0.75)
     assert (max(channels), len(images), len(bands)) == (5, 1, 1)
-    without = planes.dealt((34, 1, 7), 8)
+    without = planes.deal_planes((34, 1, 7), 8)
     assert max(without[2]) < 7
 
 

@@ -25,9 +25,12 @@ def added_convolutions(graph: Graph, node: Node) -> list[tuple[Node, ...]]:
     Their results have one shape. If a convolution is in int8, the node that scales its int32 sums
     is returned with it.
     """
-    heads = [_head_of(graph, name) for name in node.inputs] if node.op == "add" else []
-    alike = len({graph.types[name].shape for name in node.inputs}) == 1
-    return heads if len(heads) == 2 and all(heads) and heads[0] != heads[1] and alike else []
+    if node.op != "add" or len(node.inputs) != 2:
+        return []
+    heads = [_head_of(graph, name) for name in node.inputs]
+    same_shape = len({graph.types[name].shape for name in node.inputs}) == 1
+    are_two = all(heads) and heads[0] != heads[1]
+    return heads if are_two and same_shape else []
 
 
 def _head_of(graph: Graph, name: str) -> tuple[Node, ...]:
@@ -37,9 +40,10 @@ def _head_of(graph: Graph, name: str) -> tuple[Node, ...]:
     if maker is None or only_reader(graph, maker) is None:
         return ()
     if maker.op == "dequantise":
-        conv = graph.producers.get(maker.inputs[0])
-        fits = conv is not None and conv.op == "conv2d" and only_reader(graph, conv) is not None
-        return (conv, maker) if conv is not None and fits else ()
+        convolution = graph.producers.get(maker.inputs[0])
+        if convolution is None or convolution.op != "conv2d":
+            return ()
+        return (convolution, maker) if only_reader(graph, convolution) is not None else ()
     return (maker,) if maker.op == "conv2d" else ()
 
 
@@ -50,24 +54,29 @@ def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
     one, it is the one without a bias, or with the larger stride. If it is in int8, the node that
     scales its int32 sums goes with it.
     """
-    nodes = piece.graph.nodes
 
-    def order(nodes: tuple[Node, ...]) -> tuple[int, int, int]:
+    def order(head: tuple[Node, ...]) -> tuple[int, int, int]:
         # convolutions with a bias come first, then 3 x 3 before 1 x 1; the last one is split off
-        conv = nodes[0]
-        has_bias = len(nodes[-1].inputs) > 2
-        taps = piece.type(conv.inputs[1]).shape[2:]
-        step = conv.attr("stride", 1)
-        return not has_bias, -math.prod(taps), pair("stride", step)[0]
+        convolution = head[0]
+        has_bias = len(head[-1].inputs) > 2
+        taps = piece.type(convolution.inputs[1]).shape[2:]
+        stride = pair("stride", convolution.attr("stride", 1))[0]
+        return not has_bias, -math.prod(taps), stride
 
-    for sums in nodes:
-        if heads := added_convolutions(piece.graph, sums):
-            main, second = sorted(heads, key=order)
-            remaining = [*main, *(n for n in nodes if n not in (*main, *second))]
-            # y = conv(a) + conv(b): what is left, conv(a), writes y, and the add goes
-            if len(main) == 1:
-                remaining = [replace(main[0], outputs=sums.outputs), *remaining[2:]]
-            return replace(piece, graph=replace(piece.graph, nodes=tuple(remaining))), second
+    nodes = piece.graph.nodes
+    for addition in nodes:
+        heads = added_convolutions(piece.graph, addition)
+        if not heads:
+            continue
+        main, second = sorted(heads, key=order)
+        others = [node for node in nodes if node not in (*main, *second)]
+        if len(main) == 1:
+            # y = conv(a) + conv(b): what is left, conv(a), writes y, and the addition goes
+            main_writes_sum = replace(main[0], outputs=addition.outputs)
+            remaining = [main_writes_sum, *others[1:]]
+        else:
+            remaining = [*main, *others]
+        return replace(piece, graph=replace(piece.graph, nodes=tuple(remaining))), second
     return piece, ()
 
 

@@ -85,14 +85,15 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
         ends[inner] = outer
         types[outer] = types[inner]
         views.append((name, view))
-    reads, writes = (tuple(ends.get(n, n) for n in side) for side in (node.inputs, node.outputs))
+    reads = tuple(ends.get(name, name) for name in node.inputs)
+    writes = tuple(ends.get(name, name) for name in node.outputs)
+    moves_all_operands = {*graph.inputs, *graph.outputs} == {*reads, *writes}
     alone = replace(graph, nodes=(replace(node, inputs=reads, outputs=writes),), types=types)
-    lowered = None
-    if {*graph.inputs, *graph.outputs} == {*reads, *writes}:
+    if moves_all_operands:
         lowered = vector.lower_template(replace(piece, graph=alone), chip, views=tuple(views))
-    if lowered is None:
-        raise UnsupportedError("attention, and moves that it can do", str(graph), "cut here")
-    return lowered
+        if lowered is not None:
+            return lowered
+    raise UnsupportedError("attention, and moves that it can do", str(graph), "cut here")
 
 
 def unfused(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:

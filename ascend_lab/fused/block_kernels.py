@@ -197,7 +197,8 @@ def _region_at_new_addresses(
     def address(digits: Sequence[int]) -> int:
         return sum(digit * stride for digit, (_, _, stride) in zip(digits, steps, strict=True))
 
-    def added(value: int, times: int) -> int:
+    def new_stride(value: int, times: int) -> int:
+        """Return the new stride of a term that is added up to `times` times; widen low and high."""
         digits = _digits(value, steps)
         # A term that is added at most once (a loop of 2) gives two possible addresses. Both are
         # known, so the term's digits are their difference and may be negative.
@@ -210,9 +211,9 @@ def _region_at_new_addresses(
         return address(digits)
 
     # a loop of 4 adds its term 0 to 3 times
-    terms = tuple([(name, added(c, ranges[name] - 1)) for name, c in region.offset.terms])
+    terms = tuple([(name, new_stride(c, ranges[name] - 1)) for name, c in region.offset.terms])
     axes = zip(region.strides, region.sizes, strict=True)
-    strides = tuple([added(stride, size - 1) for stride, size in axes])
+    strides = tuple([new_stride(stride, size - 1) for stride, size in axes])
     if min(low) < 0 or any(n >= count for n, (_, count, _) in zip(high, steps, strict=True)):
         raise UnsupportedError("copies in one plane", str(region), "convert the image")
     offset = isa.Affine(address(base_digits), terms)
@@ -222,7 +223,8 @@ def _region_at_new_addresses(
 def _digits(value: int, steps: Steps) -> list[int]:
     """Return an address as digits, one per axis: 230 is 2 x 100 + 0 x 50 + 30 x 1."""
     digits = []
+    remainder = value
     for stride, _, _ in steps:
-        digit, value = divmod(value, stride)
+        digit, remainder = divmod(remainder, stride)
         digits.append(digit)
     return digits

@@ -33,25 +33,26 @@ def blocks_outermost(graph: Graph, chip: Chip, start: Start = "queued") -> Graph
     and conversions are timed: convolutions work plane by plane (a plane is one block of an image),
     and other addresses of planes cost them nothing.
     """
-    done = set[str]()
+    best = graph
+    decided = set[str]()
     for node in graph.nodes:
-        kind = graph.types[node.output]
+        tensor_type = best.types[node.output]
         # images that must share a layout are decided together, at their first join
-        if node.output in done or node.op not in JOINS or kind.layout != IMAGES:
+        if node.output in decided or node.op not in JOINS or tensor_type.layout != IMAGES:
             continue
-        names = _lying_alike(graph, node.output)
-        laid_out = _relaid(graph, names) if kind.shape[0] > 1 else graph
-        moved = _nested(laid_out, names)
-        done |= names
+        names = _images_of_one_layout(best, node.output)
+        decided |= names
+        in_blocks = _with_blocks_outermost(best, names) if tensor_type.shape[0] > 1 else best
+        nested = _nested(in_blocks, names)
         # nothing gained unless a copy becomes a view
-        if aliases.view_nodes(moved) - aliases.view_nodes(graph):
-            cycles = [_copying_cycles(candidate, names, chip) for candidate in (moved, graph)]
-            # the cycles that depend on the layout, with C1NHWC0 and without it
-            graph = moved if cycles[0] < cycles[1] else graph
-    return graph
+        if aliases.view_nodes(nested) - aliases.view_nodes(best):
+            # only the cycles that depend on the layout differ
+            old_cycles = _copying_cycles(best, names, chip)
+            best = nested if _copying_cycles(nested, names, chip) < old_cycles else best
+    return best
 
 
-def _lying_alike(graph: Graph, name: str) -> set[str]:
+def _images_of_one_layout(graph: Graph, name: str) -> set[str]:
     """Return the images that must share the layout of this one.
 
     Operators that treat all blocks alike (joins, relu, pooling) need one layout for what they read
@@ -60,17 +61,19 @@ def _lying_alike(graph: Graph, name: str) -> set[str]:
     images = set[str]()
     stack = [name]
     while stack:
-        name = stack.pop()
-        if name in images or graph.types[name].layout != IMAGES:
+        image = stack.pop()
+        if image in images or graph.types[image].layout != IMAGES:
             continue
-        images.add(name)
-        for node in (*filter(None, [graph.producers.get(name)]), *graph.readers[name]):
+        images.add(image)
+        producer = graph.producers.get(image)
+        neighbours = [producer] if producer is not None else []
+        for node in (*neighbours, *graph.readers[image]):
             if treats_blocks_alike(node) and node.op not in MOVES:
                 stack += [*node.inputs, *node.outputs]
     return images
 
 
-def _relaid(graph: Graph, names: Set[str]) -> Graph:
+def _with_blocks_outermost(graph: Graph, names: Set[str]) -> Graph:
     """Return the graph with these images in C1NHWC0; conversions to them get the new target."""
     types = {n: replace(graph.types[n], layout=BLOCKS) for n in names}
     nodes = tuple(
@@ -91,14 +94,16 @@ def _nested(graph: Graph, names: Set[str]) -> Graph:
     joins = dict[tuple[str, ...], str]()
     nodes = list[Node]()
     for node in graph.nodes:
-        operands = reads = node.inputs
-        if node.op == "concat" and node.output in names and node.attr("axis", 0) % 4 == 1:
-            # the longest list of first operands that an earlier join has
-            counts = range(len(operands) - 1, 1, -1)
-            if count := next((n for n in counts if operands[:n] in joins), 0):
-                reads = joins[operands[:count]], *operands[count:]
-            joins[operands] = node.output
-        nodes.append(replace(node, inputs=reads))
+        operands = node.inputs
+        if node.op != "concat" or node.output not in names or node.attr("axis", 0) % 4 != 1:
+            nodes.append(node)
+            continue
+        # the longest list of first operands that an earlier join has
+        counts = range(len(operands) - 1, 1, -1)
+        count = next((n for n in counts if operands[:n] in joins), 0)
+        joins_earlier = (joins[operands[:count]],) if count else ()
+        nodes.append(replace(node, inputs=(*joins_earlier, *operands[count:])))
+        joins[operands] = node.output
     return replace(graph, nodes=tuple(nodes))
 
 

@@ -19,9 +19,12 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators.kernels import planes, tiles
 
 LANES = 64
+"""fp32 lanes of a repeat."""
 TILES = 4
+"""Tiles that a core should have, so that loads and sums overlap."""
 C0 = planes.C0
 SPARE_BYTES = 4096
+"""Bytes of UB that are left for the sums of a block and other small buffers."""
 SMALL = 4096
 """Elements up to which a tile is not made smaller only to have several of them."""
 
@@ -54,7 +57,7 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
     Numbers per channel are stored as (1, C1, 1, 1, 16). Raises `CapacityError` if UB is too small.
     """
     cores = chip.cores_of("vector")
-    sizes = planes.dealt((job.blocks, job.n, job.h), cores, large_folds=True)
+    sizes = planes.deal_planes((job.blocks, job.n, job.h), cores, large_folds=True)
     bands = len(sizes[2])
     slots = len(sizes[1]) * bands
     partial_launch = planes.plane_launch(
@@ -78,21 +81,21 @@ def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple
     """
     # Statistics of fp16: 2 * 2 + 4 + 8 = 16 bytes an element; gradients of two images: 24.
     element_bytes = len(job.images) * (2 * DTYPE_BYTES[job.dtype] + 4) + 8
-    max_elements = (chip.buffers["UB"] - SPARE_BYTES) // element_bytes
-    max_elements = min(max_elements // LANES, chip.max_repeat) * LANES
+    elements_that_fit = (chip.buffers["UB"] - SPARE_BYTES) // element_bytes
+    max_elements = min(elements_that_fit // LANES, chip.max_repeat) * LANES
     if run > max_elements:
-        # A run that is too long is cut into equal tiles: 100,000 elements where 16,384 fit become 7
+        # A run that is too long is cut into equal tiles: 100,000 elements where 16,320 fit become 7
         # tiles of 14,336.
-        return isa.ceil_div(isa.ceil_div(run, isa.ceil_div(run, max_elements)), LANES) * LANES, 1
+        tile_count = isa.ceil_div(run, max_elements)
+        return isa.ceil_div(isa.ceil_div(run, tile_count), LANES) * LANES, 1
     # Short runs of several images go together, but a core should have TILES tiles to overlap.
-    tile_images = min(
-        max_elements // run, images, max(isa.ceil_div(images, TILES), isa.ceil_div(SMALL, run))
-    )
+    useful_images = max(isa.ceil_div(images, TILES), isa.ceil_div(SMALL, run))
+    tile_images = min(max_elements // run, images, useful_images)
     return tile_images * run, tile_images
 
 
 def _partial(
-    job: ChannelSums, share: planes.Own, bands: int, slots: int, chip: Chip
+    job: ChannelSums, share: planes.PlaneShare, bands: int, slots: int, chip: Chip
 ) -> isa.Program:
     """Return the program that sums one core's tiles, and their products with the other operand.
 
@@ -109,61 +112,73 @@ def _partial(
     size, tile_images = _tile_elements(job, band_elements, share.images[0], chip)
     tensors = [k.tensor(x, job.dtype, job.n * pitch) for x in job.images]
     partial = k.tensor("partial", "fp32", slots * 2 * total)
-    loaded = k.queue("a_ub", "UB", job.dtype, size, src="MTE2", dst="V")
-    slot_of = [loaded.buffer, *(loaded.join(f"{x}_ub", job.dtype, size) for x in job.images[1:])]
-    wide = [k.buffer(f"{x}_wide", "UB", "fp32", size) for x in job.images]
-    sums = [k.buffer(x, "UB", "fp32", size) for x in ("sums", "products")]
+    buffers = _TileBuffers.allocate(k, job, size)
     # 16 lanes of sums, then 16 of products.
     out = k.queue("out", "UB", "fp32", 2 * C0, src="V", dst="MTE3")
-    c_at = k.param("channel", share.channels[2]) * share.channels[1]
+    first_block = k.param("channel", share.channels[2]) * share.channels[1]
     batch = k.param("batch", share.images[2])
+    image_start = batch * (share.images[1] * pitch) + band_start
     with tiles.repeat(k, "c", share.channels[0]) as c:
-        for total_tile in sums:
-            k.each("vdup", size, (total_tile, 0), scalar=0.0)
-        block = c_at + c
+        buffers.clear(k)
+        block = first_block + c
         for image, at, sizes in _tiles(k, share.images[0], band_elements, tile_images, size):
-            start = (
-                (batch * (share.images[1] * job.blocks) + block) * plane
-                + image * pitch
-                + at
-                + band_start
-            )
-            slot = loaded.alloc().slot
-            count = sizes[0] * sizes[1]
-            for tensor, buffer in zip(tensors, slot_of, strict=True):
-                source = tensor.region(start, sizes, (pitch, 1))
-                k.copy(isa.Tile(buffer, slot).region(0, sizes), source)
-            loaded.enqueue()
-            _add(k, loaded, wide, sums, count)
+            start = image_start + block * plane + image * pitch + at
+            sources = [tensor.region(start, sizes, (pitch, 1)) for tensor in tensors]
+            buffers.add(k, sources)
         tile = out.alloc()
-        for number, total_tile in enumerate(sums):
-            fold_rows(k, total_tile, size // C0, C0)
-            k.each("vcopy", C0, (tile, number * C0), (total_tile, 0))
+        for number, sums in enumerate(buffers.sums):
+            fold_rows(k, sums, size // C0, C0)
+            k.each("vcopy", C0, (tile, number * C0), (sums, 0))
         out.enqueue()
         # Partial sums lie as (image share and band, 2, channels).
-        start = (batch * bands + share.band) * (2 * total) + block * C0
-        k.copy(partial.region(start, (2, C0), (total, 1)), out.dequeue().region(0, (2, C0)))
+        place = (batch * bands + share.band) * (2 * total) + block * C0
+        k.copy(partial.region(place, (2, C0), (total, 1)), out.dequeue().region(0, (2, C0)))
         out.free()
     return k.finish()
 
 
-def _add(
-    k: isa.KernelBuilder,
-    loaded: isa.Queue,
-    wide: list[isa.Buffer],
-    sums: list[isa.Buffer],
-    count: int,
-) -> None:
-    """Add a tile to the sums, and its products with the other tile, or itself, to their sums."""
-    slot = loaded.dequeue().slot
-    a = (wide[0], 0)
-    b = (wide[-1], 0)
-    for buffer, to in zip((loaded.buffer, *loaded.members), wide, strict=True):
-        k.each("vconv", count, (to, 0), (isa.Tile(buffer, slot), 0))
-    loaded.free()
-    k.each("vadd", count, (sums[0], 0), (sums[0], 0), a)
-    k.each("vmul", count, b, a, b)
-    k.each("vadd", count, (sums[1], 0), (sums[1], 0), b)
+@dataclass(frozen=True, slots=True)
+class _TileBuffers:
+    """Buffers of UB for a tile of each operand, loaded and in fp32, and for sums and products."""
+
+    loaded: isa.Queue
+    wide: list[isa.Buffer]
+    sums: list[isa.Buffer]
+
+    @classmethod
+    def allocate(cls, k: isa.KernelBuilder, job: ChannelSums, size: int) -> "_TileBuffers":
+        """Allocate buffers for tiles of `size` elements."""
+        loaded = k.queue("a_ub", "UB", job.dtype, size, src="MTE2", dst="V")
+        for name in job.images[1:]:
+            loaded.join(f"{name}_ub", job.dtype, size)
+        wide = [k.buffer(f"{name}_wide", "UB", "fp32", size) for name in job.images]
+        sums = [k.buffer(name, "UB", "fp32", size) for name in ("sums", "products")]
+        return cls(loaded, wide, sums)
+
+    def clear(self, k: isa.KernelBuilder) -> None:
+        """Emit zeros for both sums."""
+        for sums in self.sums:
+            k.each("vdup", sums.elements, (sums, 0), scalar=0.0)
+
+    def add(self, k: isa.KernelBuilder, sources: list[isa.Region]) -> None:
+        """Load a tile of each operand; add the first, and its products with the last, to sums."""
+        loaded = self.loaded
+        operands = (loaded.buffer, *loaded.members)
+        slot = loaded.alloc().slot
+        for source, buffer in zip(sources, operands, strict=True):
+            k.copy(isa.Tile(buffer, slot).region(0, source.sizes), source)
+        loaded.enqueue()
+        count = sources[0].elements
+        loaded_slot = loaded.dequeue().slot
+        for buffer, wide in zip(operands, self.wide, strict=True):
+            k.each("vconv", count, (wide, 0), (isa.Tile(buffer, loaded_slot), 0))
+        loaded.free()
+        a = (self.wide[0], 0)
+        b = (self.wide[-1], 0)
+        sums, products = ((buffer, 0) for buffer in self.sums)
+        k.each("vadd", count, sums, sums, a)
+        k.each("vmul", count, b, a, b)
+        k.each("vadd", count, products, products, b)
 
 
 def _tiles(
@@ -194,15 +209,15 @@ def _final(job: ChannelSums, slots: int, share: isa.Share, chip: Chip) -> isa.Pr
     inputs = [loaded.buffer, loaded.join("products", "fp32", slots * count)]
     inputs += [loaded.join(f"{x.name}_ub", "fp32", count) for x in statistics]
     slot = loaded.alloc().slot
-    for number, tile in enumerate(inputs[:2]):
+    for number, sums in enumerate(inputs[:2]):
         rows = partial.region(start + number * total, (slots, count), (2 * total, 1))
-        k.copy(isa.Tile(tile, slot).region(0, (slots, count)), rows)
-    for tensor, tile in zip(statistics, inputs[2:], strict=True):
-        k.copy(isa.Tile(tile, slot).region(0, count), tensor.region(start, count))
+        k.copy(isa.Tile(sums, slot).region(0, (slots, count)), rows)
+    for tensor, buffer in zip(statistics, inputs[2:], strict=True):
+        k.copy(isa.Tile(buffer, slot).region(0, count), tensor.region(start, count))
     loaded.enqueue()
     loaded.dequeue()
-    for tile in inputs[:2]:
-        fold_rows(k, tile, slots, count)
+    for sums in inputs[:2]:
+        fold_rows(k, sums, slots, count)
     _store_results(k, job, inputs, start, count)
     loaded.free()
     return k.finish()
@@ -239,10 +254,10 @@ def _results(
     # The numbers per channel are few: all steps run once, on one tile.
     sums, products, y0, y1 = *inputs[:2], *outs
     if job.epsilon is None:
-        share = 1.0 / (job.n * job.h * job.w)
-        put("vmuls", y0, sums, scalar=share)
+        count_inverse = 1.0 / (job.n * job.h * job.w)
+        put("vmuls", y0, sums, scalar=count_inverse)
         put("vmul", sums, y0, y0)
-        put("vmuls", products, products, scalar=share)
+        put("vmuls", products, products, scalar=count_inverse)
         put("vsub", y1, products, sums)
         put("vrelu", y1, y1)  # rounding may leave it slightly below 0
         return
@@ -257,14 +272,15 @@ def _results(
 
 def fold_rows(
     k: isa.KernelBuilder,
-    place: isa.Tile | isa.Buffer,
+    memory: isa.Tile | isa.Buffer,
     rows: int,
     width: int,
 ) -> None:
     """Add all rows to the first one in place: the second half to the first half, and so on."""
-    target = (place, 0)
-    while rows > 1:
+    target = (memory, 0)
+    rows_left = rows
+    while rows_left > 1:
         # 7 rows: add the last 3 to the first 3, 4 remain; then 2, then 1.
-        half = rows // 2
-        k.each("vadd", half * width, target, target, (place, (rows - half) * width))
-        rows -= half
+        half = rows_left // 2
+        rows_left -= half
+        k.each("vadd", half * width, target, target, (memory, rows_left * width))

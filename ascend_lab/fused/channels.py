@@ -77,12 +77,12 @@ def channels_by_cube(graph: Graph, chip: Chip, joint: bool = True) -> Graph:
     go into a convolution's weights, else a move of one source only.
     """
     draft = Draft(graph)
-    # A convolution with two sources is two convolutions that are added: that needs `joint`.
-    for family in filter(lambda candidate: _of_images(graph, candidate, chip), _families(graph)):
+    families = [family for family in _families(graph) if _of_images(graph, family, chip)]
+    for family in families:
+        # A convolution with two sources is two convolutions that are added: that needs `joint`.
         for max_sources in (2, 1) if joint else (1,):
-            if (replaced := _ways(graph, family, max_sources)) and _pays(
-                graph, family, replaced, chip
-            ):
+            replaced = _ways(graph, family, max_sources)
+            if replaced and _pays(graph, family, replaced, chip):
                 _to_products(draft, family, replaced)
                 break
     return draft.finish()
@@ -99,24 +99,32 @@ def _families(graph: Graph) -> list[Family]:
         joins = node.op == "concat" and len(kind.shape) == 4 and node.attr("axis", 0) % 4 == 1
         if not joins and node.op not in UNARY:
             continue
-        if (family_here := family_of.get(node.inputs[0])) is None or joins:
-            if len(kind.shape) != 4:
-                continue
-            family_here = Family(node.inputs, tuple(graph.types[n].shape[1] for n in node.inputs))
+        earlier_family = None if joins else family_of.get(node.inputs[0])
+        if earlier_family is None and len(kind.shape) != 4:
+            continue
+        family = earlier_family or _new_family(graph, node)
         # a source that no node has moved yet: its channels in their order
-        picks = family_here.picks.get(node.inputs[0], family_here.lanes[0])
-        result_picks = [np.concatenate(family_here.lanes)] if joins else _moved(graph, node, picks)
+        picks = family.picks.get(node.inputs[0], family.lanes[0])
+        result_picks = [np.concatenate(family.lanes)] if joins else _moved(graph, node, picks)
         if not result_picks:
             continue
-        family_here.nodes.append(node)
-        family_here.picks.update(zip(node.outputs, result_picks, strict=True))
-        family_of.update(dict.fromkeys(node.outputs, family_here))
+        family.nodes.append(node)
+        family.picks.update(zip(node.outputs, result_picks, strict=True))
+        family_of.update(dict.fromkeys(node.outputs, family))
+    families: list[Family] = []
     for name, family in family_of.items():
-        inside = {node.name for node in family.nodes}
-        outside = any(reader.name not in inside for reader in graph.readers[name])
-        if len(graph.types[name].shape) == 4 and (outside or name in graph.outputs):
+        names_inside = {node.name for node in family.nodes}
+        read_outside = any(reader.name not in names_inside for reader in graph.readers[name])
+        if len(graph.types[name].shape) == 4 and (read_outside or name in graph.outputs):
             family.results.append(name)
-    return list({id(family): family for family in family_of.values()}.values())
+        if not any(family is other for other in families):
+            families.append(family)
+    return families
+
+
+def _new_family(graph: Graph, node: Node) -> Family:
+    """Return a family whose sources are the inputs of its first node."""
+    return Family(node.inputs, tuple(graph.types[name].shape[1] for name in node.inputs))
 
 
 def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
@@ -152,10 +160,11 @@ def _of_images(graph: Graph, family: Family, chip: Chip) -> bool:
     # the products that replace the moves run on the cube
     fits = graph.types[family.sources[0]].dtype in chip.cube
     made_near_cube = all(_near_cube(graph, name, back=True) for name in family.sources)
-    read_near_cube = [
-        any(_near_cube(graph, r.output) for r in graph.readers[n]) for n in family.results
-    ]
-    return fits and made_near_cube and all(read_near_cube)
+
+    def read_near_cube(name: str) -> bool:
+        return any(_near_cube(graph, reader.output) for reader in graph.readers[name])
+
+    return fits and made_near_cube and all(map(read_near_cube, family.results))
 
 
 def _near_cube(graph: Graph, name: str, back: bool = False) -> bool:
@@ -163,14 +172,16 @@ def _near_cube(graph: Graph, name: str, back: bool = False) -> bool:
 
     With `back` elementwise nodes and moves are skipped: the node in front of them counts.
     """
-    while (node := graph.producers.get(name)) is not None:
+    node = graph.producers.get(name)
+    while node is not None:
         if node.has("convolution", "pooling") or node.op == "concat":
             return True
         if not back:
             return node.has("lanes")
         if not node.has("lanes") and node.op not in UNARY:
             return False
-        name = next((n for n in node.inputs if n not in graph.constants), "")
+        operand = next((n for n in node.inputs if n not in graph.constants), "")
+        node = graph.producers.get(operand)
     return False
 
 
@@ -196,10 +207,10 @@ def _ways(graph: Graph, family: Family, max_sources: int) -> Ways:
             for source_lanes in family.lanes
             if np.isin(family.picks[name], source_lanes).any()
         ]
-        taken_in = name not in graph.outputs and len(read_sources) <= max_sources
-        taken_in = taken_in and all(_takes_in(graph, node, name) for node in readers)
+        few_sources = name not in graph.outputs and len(read_sources) <= max_sources
+        all_take_it_in = few_sources and all(_takes_in(graph, node, name) for node in readers)
         if family.breaks(name):
-            replaced[name] = list(readers) if taken_in else []
+            replaced[name] = list(readers) if all_take_it_in else []
     return replaced
 
 
@@ -236,15 +247,18 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
     try:
         # both variants of the family alone, as small graphs
         products = _compiled(draft.finish(), chip)
-        kernels = [[node.op for node in task.piece.graph.nodes] for task in products.tasks]
-        one_kernel_each = all(
-            ops.count("conv2d") > ops.count("add") for ops in kernels if "add" in ops
-        )
-        return (one_kernel_each or not taking) and _cycles(products) < _cycles(
-            _compiled(family_graph, chip)
-        )
+        one_kernel_each = all(_adds_its_own_sums(task.piece.graph) for task in products.tasks)
+        if taking and not one_kernel_each:
+            return False
+        return _cycles(products) < _cycles(_compiled(family_graph, chip))
     except AscendLabError:  # a chip with no room for one of them by itself
         return False
+
+
+def _adds_its_own_sums(graph: Graph) -> bool:
+    """Tell whether every sum of a kernel's graph is one of its own convolutions' results."""
+    ops = [node.op for node in graph.nodes]
+    return "add" not in ops or ops.count("conv2d") > ops.count("add")
 
 
 def _compiled(graph: Graph, chip: Chip) -> tasks.Compiled:
@@ -287,10 +301,8 @@ def _sum(
         from_source = np.isin(picks, lanes)
         if from_source.any():
             kind = replace(weight.type, shape=(weight.type.shape[0], len(lanes), 1, 1))
-            spread = derived(
-                kind, _spread(kind, from_source, picks[from_source] - lanes[0]), weight
-            )
-            source_weight = draft.add(spread, f"{title}_weight")
+            spread = _spread(kind, from_source, picks[from_source] - lanes[0])
+            source_weight = draft.add(derived(kind, spread, weight), f"{title}_weight")
             # the first convolution adds the bias, the others add to its sum
             term = draft.insert(
                 "conv2d", (source, source_weight, *(() if total else bias)), {}, title

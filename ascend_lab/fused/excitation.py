@@ -19,14 +19,13 @@ sum 8 lanes.
 """
 
 from dataclasses import dataclass, replace
-from itertools import product
 
 from ascend_lab.fused.channel_sums_kernel import LANES, SMALL, TILES, fold_rows
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, ceil_div
 from ascend_lab.operators.kernels import epilogue, epilogue_emit, epilogue_plan
-from ascend_lab.operators.kernels.planes import Own, dealt, plane_launch
+from ascend_lab.operators.kernels.planes import PlaneShare, deal_planes, plane_launch
 from ascend_lab.operators.kernels.tiles import chunks, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL
@@ -79,7 +78,7 @@ def excitation_launches(job: Excitation, chip: Chip) -> tuple[isa.Launch, isa.La
     part_count = len(sizes[0]) * len(sizes[2])
     squeeze_launch = plane_launch("squeeze", sizes, lambda share: _squeeze(job, share, sizes, chip))
     # the second phase has other shares: no rows are left to divide
-    gate_shares = dealt((job.blocks, job.n, 1), chip.cores_of("vector"))
+    gate_shares = deal_planes((job.blocks, job.n, 1), chip.cores_of("vector"))
     return squeeze_launch, plane_launch(
         "excite", gate_shares, lambda share: _Gates(job, share, part_count, chip).program()
     )
@@ -95,24 +94,30 @@ def _divided(job: Excitation, chip: Chip) -> tuple[list[int], list[int], list[in
     """
     cores = chip.cores_of("vector")
     pixels_per_cycle = 3 if chip.combined else 1
-    totals = (job.blocks, job.n)
 
     def cycles(grid: tuple[int, int, int]) -> int:
-        blocks, images, rows = (
-            ceil_div(total, cores_along)
-            for total, cores_along in zip((*totals, job.h), grid, strict=True)
-        )
-        product_cycles = job.hidden * (
-            4 * ceil_div(blocks, LANES // FRACTAL) + grid[0] * grid[2] // 32
-        )
+        block_cores, image_cores, row_cores = grid
+        blocks = ceil_div(job.blocks, block_cores)
+        images = ceil_div(job.n, image_cores)
+        rows = ceil_div(job.h, row_cores)
+        parts = block_cores * row_cores
+        product_cycles = job.hidden * (4 * ceil_div(blocks, LANES // FRACTAL) + parts // 32)
         image_cycles = rows * job.w * blocks // pixels_per_cycle + product_cycles
         return images * image_cycles + job.hidden * blocks // 2
 
-    pairs = product(*(range(1, min(total, cores) + 1) for total in totals))
-    # 16 cores, 4 along channels and 2 along images: at most 16 // 8 = 2 along rows
-    grids = ((c, n, r) for c, n in pairs for r in range(1, min(job.h, cores // (c * n)) + 1))
-    c, n, rows = min(grids, key=cycles)
-    return chunks(job.blocks, 1, c), chunks(job.n, 1, n), chunks(job.h, 1, rows)
+    grids: list[tuple[int, int, int]] = []
+    for block_cores in range(1, min(job.blocks, cores) + 1):
+        for image_cores in range(1, min(job.n, cores) + 1):
+            # 16 cores, 4 along channels and 2 along images: at most 16 // 8 = 2 along rows
+            most_row_cores = min(job.h, cores // (block_cores * image_cores))
+            row_choices = range(1, most_row_cores + 1)
+            grids.extend((block_cores, image_cores, rows) for rows in row_choices)
+    block_cores, image_cores, row_cores = min(grids, key=cycles)
+    return (
+        chunks(job.blocks, 1, block_cores),
+        chunks(job.n, 1, image_cores),
+        chunks(job.h, 1, row_cores),
+    )
 
 
 class _Matrix:
@@ -171,7 +176,9 @@ class _Matrix:
 
 
 # -- first phase: sums of pixels, and what they add to the hidden numbers -------------------------
-def _squeeze(job: Excitation, share: Own, sizes: tuple[list[int], ...], chip: Chip) -> isa.Program:
+def _squeeze(
+    job: Excitation, share: PlaneShare, sizes: tuple[list[int], ...], chip: Chip
+) -> isa.Program:
     """Return the program of the first phase, for all cores whose shares have one size."""
     k = KernelBuilder("squeeze", chip)
     row = job.w * FRACTAL
@@ -341,8 +348,8 @@ class _ByCube:
         sides = (FRACTAL, FRACTAL)
         count = x.elements // AREA
         # load2d transposes each fractal: pixels become the dimension that the cube sums over
-        turned = replace(x, sizes=(count, *sides), strides=(AREA, 1, FRACTAL))
-        k.load2d(self.right.alloc().region(0, (count, *sides)), turned)
+        transposed = replace(x, sizes=(count, *sides), strides=(AREA, 1, FRACTAL))
+        k.load2d(self.right.alloc().region(0, (count, *sides)), transposed)
         self.right.enqueue()
         ones_operand = self.ones.region(ones_at * AREA, (1, count, *sides))
         pixels_operand = self.right.dequeue()
@@ -359,7 +366,7 @@ class _ByCube:
 class _Gates:
     """The second phase, for cores with shares of one size; each core adds `part_count` parts."""
 
-    def __init__(self, job: Excitation, share: Own, part_count: int, chip: Chip) -> None:
+    def __init__(self, job: Excitation, share: PlaneShare, part_count: int, chip: Chip) -> None:
         """Allocate all buffers and queues."""
         k = KernelBuilder("excite", chip)
         hidden = job.hidden
@@ -369,15 +376,16 @@ class _Gates:
         self.share = share
         self.lanes = blocks * FRACTAL
         lanes = self.lanes
-        # stored at once: the scaled weights of a block, or all gates of the core
-        self.line = (job.rows or blocks) * FRACTAL
-        block_size = (job.rows or 1) * FRACTAL
+        # elements of y per channel block, and those stored at once: the scaled weights of a block,
+        # or all gates of the core
+        self.block_size = job.rows * FRACTAL if job.rows else FRACTAL
+        self.line = self.block_size if job.rows else lanes
         parts_size = (part_count + 1) * hidden
         self.excite = k.tensor("excite", "fp16", job.blocks * FRACTAL * hidden)
         self.parts = k.tensor("parts", "fp32", part_count * job.n * hidden)
         self.bias1 = k.tensor("bias1", "fp32", hidden)
         self.bias2 = k.tensor("bias2", "fp32", job.blocks * FRACTAL)
-        self.y = k.tensor("y", "fp16", job.n * job.blocks * block_size)
+        self.y = k.tensor("y", "fp16", job.n * job.blocks * self.block_size)
         self.loaded = k.queue("parts_ub", "UB", "fp32", parts_size, src="MTE2", dst="V", depth=1)
         self.out = k.queue("y_ub", "UB", "fp16", self.line, src="V", dst="MTE3")
         self.matrix = _Matrix(k, "excite", lanes, hidden)
@@ -385,9 +393,9 @@ class _Gates:
         self.wide = k.buffer("hidden", "UB", "fp32", hidden)
         self.sums = k.buffer("sums", "UB", "fp32", lanes)
         if job.rows:
-            self.weight = k.tensor("weight", "fp16", job.blocks * block_size)
-            self.scaled_weights = k.queue(
-                "w_ub", "UB", "fp16", blocks * block_size, src="MTE2", dst="V", depth=1
+            self.weight = k.tensor("weight", "fp16", job.blocks * self.block_size)
+            self.unscaled_weights = k.queue(
+                "w_ub", "UB", "fp16", blocks * self.block_size, src="MTE2", dst="V", depth=1
             )
 
     def program(self) -> isa.Program:
@@ -412,7 +420,7 @@ class _Gates:
             self.matrix.times(self.wide, sums)
             k.each("vadd", lanes, sums, sums, (self.added, 0))
             gates = _applied(k, "f2", self.job.functions[1], sums, lanes)
-            self._leave(gates, (first_image + turn) * self.job.blocks + first_block)
+            self._store(gates, (first_image + turn) * self.job.blocks + first_block)
         return k.finish()
 
     def _load(self, image: Affine, first_block: Affine) -> Tile:
@@ -430,19 +438,19 @@ class _Gates:
         k.copy(slot.region(0, sizes), source)
         self.loaded.enqueue()
         if self.job.rows:
-            source = self.weight.region(
-                first_block * self.line, self.scaled_weights.buffer.elements
+            weights = self.weight.region(
+                first_block * self.line, self.unscaled_weights.buffer.elements
             )
-            k.copy(self.scaled_weights.alloc().region(), source)
-            self.scaled_weights.enqueue()
+            k.copy(self.unscaled_weights.alloc().region(), weights)
+            self.unscaled_weights.enqueue()
         return self.loaded.dequeue()
 
-    def _leave(self, gates: Buffer, block: Affine) -> None:
+    def _store(self, gates: Buffer, block: Affine) -> None:
         """Store gates, or the weights that they scale; `block` is the first channel block in GM."""
         k = self.k
         line = self.line
         rows = self.job.rows
-        weights = self.scaled_weights.dequeue() if rows else self.added
+        weights = self.unscaled_weights.dequeue() if rows else self.added
         with repeat(k, "block", self.share.channels[0] if rows else 1) as turn:
             slot = self.out.alloc()
             if not rows:
@@ -458,11 +466,11 @@ class _Gates:
                     gate,
                 )
             self.out.enqueue()
-            to = self.y.region((block + turn) * ((rows or 1) * FRACTAL), line)
+            to = self.y.region((block + turn) * self.block_size, line)
             k.copy(to, self.out.dequeue().region(0, line))
             self.out.free()
         if rows:
-            self.scaled_weights.free()
+            self.unscaled_weights.free()
 
 
 def _applied(

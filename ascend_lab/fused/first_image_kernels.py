@@ -24,8 +24,8 @@ Three kernels, one for each form of the result:
 The images are divided over the cores; with fewer images than cores, also the pixels of an image.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.machine import isa
@@ -33,6 +33,7 @@ from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import (
     FRACTAL,
     SMALL_C0,
+    Affine,
     Buffer,
     KernelBuilder,
     Program,
@@ -48,6 +49,37 @@ PAIR = 2 * FRACTAL
 """Bytes of a pixel of int8 in NC1HWC0, of which 16 channels fill half."""
 TILE_PIXELS = 1024
 """Pixels of a tile, at most: six tiles of 1024 x 32 bytes are 192 KB, all of UB on 910B."""
+TILES = 4
+"""Tiles that a core should have, so that copies in, vector work and copies out overlap."""
+LINE = SMALL_C0 * FRACTAL
+"""Elements of 16 pixels of 4 channels."""
+TILE_BLOCKS = 16
+"""Blocks of 256 pixels of a tile, at most."""
+Memory = isa.Tile | Buffer
+
+
+class _TileRun(NamedTuple):
+    """`tiles` tiles from pixel `first_pixel` on; the first `skipped` pixels of each are stored."""
+
+    tiles: int
+    first_pixel: int
+    skipped: int
+
+
+def _tile_runs(tiles: tuple[int, int], tile: int, pixels: int, skipped: int) -> list[_TileRun]:
+    """Return tiles first .. end - 1 of an image: full ones, then the one that overlaps another.
+
+    The last tile of an image begins early enough to be full, so that it overlaps the tile before.
+    40 pixels in tiles of 16: pixels 0, 16, and 24, of which the first 8 are `skipped`.
+    """
+    first, end = tiles
+    full_end = min(end, pixels // tile)
+    full_tiles = _TileRun(full_end - first, first * tile, 0)
+    overlapping_tile = _TileRun(end - full_end, pixels - tile, skipped)
+    return [run for run in (full_tiles, overlapping_tile) if run.tiles > 0]
+
+
+# -- int8 images of up to 16 channels --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,59 +109,74 @@ def byte_image_launch(image: ByteImage, chip: Chip) -> isa.Launch:
     images = chunks(image.images, 1, chip.core_count // cores_per_image or 1)
 
     def program(image_share: Share, tile_share: Share) -> Program:
-        return _program(image, chip, tile, image_share, tile_share[1:])
+        return _ByteImageWriter(image, chip, tile, image_share, tile_share[1:]).program()
 
     return spread("byte_image", {"core": images}, program, apart=chunks(tiles, 1, cores_per_image))
 
 
-def _program(
-    image: ByteImage, chip: Chip, tile: int, image_share: Share, tiles: tuple[int, int]
-) -> Program:
-    """Return the program for tiles first .. end - 1, of `tile` pixels, of a core's images.
+class _ByteImageWriter:
+    """Writes the program for tiles first .. end - 1, of `tile` pixels, of a core's images."""
 
-    The last tile of an image begins early enough to be full, so that it overlaps the tile before;
-    what that one has stored is skipped. 40 pixels in tiles of 16: pixels 0, 16, and 24, of which
-    the first 8 are skipped.
-    """
-    c = image.channels
-    blocks = tile // FRACTAL
-    k = KernelBuilder(f"image_{image_share[0]}x{tiles[1] - tiles[0]}", chip)
-    x = k.tensor("x", "fp16", image.images * c * image.pixels)
-    y = k.tensor("y", "int8", image.images * image.pixels * PAIR)
-    planes_in = k.queue("x_ub", "UB", "fp16", tile * FRACTAL, src="MTE2", dst="V")
-    out = k.queue("y_ub", "UB", "int8", tile * PAIR, src="V", dst="MTE3")
-    steps = k.buffer("steps", "UB", "fp16", tile * FRACTAL)
-    turned = k.buffer("turned", "UB", "fp16", tile * FRACTAL)
-    # channels that the image lacks stay 0: no later instruction writes them
-    k.each("vdup", tile * FRACTAL, (steps, 0), scalar=0.0)
-    # the half of each pixel that no channel fills stays 0 in both slots, whatever tile is in them
-    for slot in range(out.buffer.slots):
-        k.each("vdup", tile * PAIR, (isa.Tile(out.buffer, slot), 0), scalar=0.0)
-    first_image = k.param("core", image_share[2]) * image_share[1]
-    with k.loop("image", image_share[0]) as index:
-        for number in range(*tiles):
-            # the last tile begins early enough to be full
-            first_pixel = min(number * tile, image.pixels - tile)
-            # 16 pixels of every channel come to a 16 x 16 block: channels are its rows
-            sizes = (c, blocks, FRACTAL)
-            blocks_apart = (FRACTAL, AREA, 1)
-            start = (first_image + index) * (c * image.pixels) + first_pixel
-            planes = x.region(start, sizes, (image.pixels, FRACTAL, 1))
-            k.copy(planes_in.alloc().region(0, sizes, blocks_apart), planes)
-            planes_in.enqueue()
-            _steps(k, image, steps, planes_in.dequeue(), blocks)
-            planes_in.free()
-            pixels_out = out.alloc()
-            _turn(k, steps, turned, pixels_out, blocks)
-            out.enqueue()
-            skipped = (number * tile - first_pixel) * PAIR
-            place = ((first_image + index) * image.pixels + first_pixel) * PAIR
-            stored_size = tile * PAIR - skipped
-            k.copy(
-                y.region(place + skipped, stored_size), out.dequeue().region(skipped, stored_size)
-            )
-            out.free()
-    return k.finish()
+    def __init__(
+        self, image: ByteImage, chip: Chip, tile: int, image_share: Share, tiles: tuple[int, int]
+    ) -> None:
+        """Declare the tensors; allocate queues and buffers."""
+        self.image = image
+        self.tile = tile
+        self.image_share = image_share
+        self.tiles = tiles
+        k = KernelBuilder(f"image_{image_share[0]}x{tiles[1] - tiles[0]}", chip)
+        self.k = k
+        self.x = k.tensor("x", "fp16", image.images * image.channels * image.pixels)
+        self.y = k.tensor("y", "int8", image.images * image.pixels * PAIR)
+        size = tile * FRACTAL
+        self.planes_in = k.queue("x_ub", "UB", "fp16", size, src="MTE2", dst="V")
+        self.out = k.queue("y_ub", "UB", "int8", tile * PAIR, src="V", dst="MTE3")
+        self.steps = k.buffer("steps", "UB", "fp16", size)
+        self.turned = k.buffer("turned", "UB", "fp16", size)
+
+    def program(self) -> Program:
+        """Return the program."""
+        k = self.k
+        # channels that the image lacks stay 0: no later instruction writes them
+        k.each("vdup", self.tile * FRACTAL, (self.steps, 0), scalar=0.0)
+        # the half of each pixel that no channel fills stays 0 in both slots, whatever tile is in
+        # them
+        for slot in range(self.out.buffer.slots):
+            k.each("vdup", self.tile * PAIR, (isa.Tile(self.out.buffer, slot), 0), scalar=0.0)
+        first_image = k.param("core", self.image_share[2]) * self.image_share[1]
+        with k.loop("image", self.image_share[0]) as index:
+            for number in range(*self.tiles):
+                self._tile(first_image + index, number)
+        return k.finish()
+
+    def _tile(self, image: Affine, number: int) -> None:
+        """Load, quantise and store tile `number` of an image.
+
+        The last tile begins early enough to be full; what the tile before has stored is skipped.
+        40 pixels in tiles of 16: pixels 0, 16, and 24, of which the first 8 are skipped.
+        """
+        k = self.k
+        pixels = self.image.pixels
+        channels = self.image.channels
+        blocks = self.tile // FRACTAL
+        first_pixel = min(number * self.tile, pixels - self.tile)
+        # 16 pixels of every channel come to a 16 x 16 block: channels are its rows
+        sizes = (channels, blocks, FRACTAL)
+        start = image * (channels * pixels) + first_pixel
+        planes = self.x.region(start, sizes, (pixels, FRACTAL, 1))
+        k.copy(self.planes_in.alloc().region(0, sizes, (FRACTAL, AREA, 1)), planes)
+        self.planes_in.enqueue()
+        _steps(k, self.image, self.steps, self.planes_in.dequeue(), blocks)
+        self.planes_in.free()
+        _turn(k, self.steps, self.turned, self.out.alloc(), blocks)
+        self.out.enqueue()
+        skipped = (number * self.tile - first_pixel) * PAIR
+        place = (image * pixels + first_pixel) * PAIR
+        stored_size = self.tile * PAIR - skipped
+        stored = self.out.dequeue().region(skipped, stored_size)
+        k.copy(self.y.region(place + skipped, stored_size), stored)
+        self.out.free()
 
 
 def _steps(
@@ -142,9 +189,9 @@ def _steps(
         width = min(lanes, image.channels * FRACTAL - start)
         for first_block in range(0, blocks, k.chip.max_repeat):
             sizes = (min(k.chip.max_repeat, blocks - first_block), width)
-            target, source = (
-                m.region(first_block * AREA + start, sizes, (AREA, 1)) for m in (steps, planes_in)
-            )
+            place = first_block * AREA + start
+            target = steps.region(place, sizes, (AREA, 1))
+            source = planes_in.region(place, sizes, (AREA, 1))
             k.vector("vmuls", target, source, scalar=image.scale)
             if image.offset:
                 k.vector("vadds", target, target, scalar=float(image.offset))
@@ -190,85 +237,84 @@ def few_channels_launch(image: FewChannels, chip: Chip) -> isa.Launch:
     cores = chip.cores_of("vector")
     pixel_bytes = FRACTAL * DTYPE_BYTES[image.dtype]
     tile_that_fits = chip.buffers["UB"] // (4 * pixel_bytes)  # two queues of two slots each
-    core_pixels = ceil_div(
-        image.images * image.pixels, TILES * cores
-    )  # a core's pixels in a few tiles
-    wanted_pixels = min(TILE_PIXELS, tile_that_fits, core_pixels, image.pixels)
-    tile = max(FRACTAL, wanted_pixels // FRACTAL * FRACTAL)
+    # a core's pixels in a few tiles
+    useful_tile = ceil_div(image.images * image.pixels, TILES * cores)
+    largest_tile = min(TILE_PIXELS, tile_that_fits, useful_tile, image.pixels)
+    tile = max(FRACTAL, largest_tile // FRACTAL * FRACTAL)
     tiles = ceil_div(image.pixels, tile)
     cores_per_image = min(ceil_div(cores, image.images), tiles)
     images = chunks(image.images, 1, cores // cores_per_image or 1)
 
     def program(image_share: Share, tile_share: Share) -> Program:
-        return _few_channels_program(image, chip, tile, image_share, tile_share[1:])
+        return _FewChannelsWriter(image, chip, tile, image_share, tile_share[1:]).program()
 
     return spread(
         "few_channels", {"core": images}, program, apart=chunks(tiles, 1, cores_per_image)
     )
 
 
-def _few_channels_program(
-    job: FewChannels, chip: Chip, tile: int, image_share: Share, tiles: tuple[int, int]
-) -> Program:
-    """Return the program for tiles first .. end - 1, of `tile` pixels, of a core's images.
+class _FewChannelsWriter:
+    """Writes the program for tiles first .. end - 1, of `tile` pixels, of a core's images."""
 
-    The last tile of an image begins early enough to be full, so that it overlaps the tile before;
-    what that one has stored is skipped. 40 pixels in tiles of 16: pixels 0, 16, and 24, of which
-    the first 8 are skipped.
-    """
-    c = job.channels
-    pixels = job.pixels
-    blocks = tile // FRACTAL
-    k = KernelBuilder(f"few_channels_{image_share[0]}x{tiles[1] - tiles[0]}", chip)
-    x = k.tensor("x", job.dtype, job.images * c * pixels)
-    y = k.tensor("y", job.dtype, job.images * pixels * FRACTAL)
-    planes_in = k.queue("x_ub", "UB", job.dtype, tile * FRACTAL, src="MTE2", dst="V")
-    out = k.queue("y_ub", "UB", job.dtype, tile * FRACTAL, src="V", dst="MTE3")
-    for slot in range(planes_in.buffer.slots if c < FRACTAL else 0):  # planes that no channel fills
-        k.each(
-            "vdup", (FRACTAL - c) * tile, (isa.Tile(planes_in.buffer, slot), c * tile), scalar=0.0
-        )
-    first_image = k.param("core", image_share[2]) * image_share[1]
+    def __init__(
+        self, image: FewChannels, chip: Chip, tile: int, image_share: Share, tiles: tuple[int, int]
+    ) -> None:
+        """Declare the tensors; allocate queues."""
+        self.image = image
+        self.tile = tile
+        self.image_share = image_share
+        self.tiles = tiles
+        k = KernelBuilder(f"few_channels_{image_share[0]}x{tiles[1] - tiles[0]}", chip)
+        self.k = k
+        self.x = k.tensor("x", image.dtype, image.images * image.channels * image.pixels)
+        self.y = k.tensor("y", image.dtype, image.images * image.pixels * FRACTAL)
+        size = tile * FRACTAL
+        self.planes_in = k.queue("x_ub", "UB", image.dtype, size, src="MTE2", dst="V")
+        self.out = k.queue("y_ub", "UB", image.dtype, size, src="V", dst="MTE3")
 
-    # tiles of their own pixels, then the last one that overlaps: (count, first pixel, skipped)
-    full_tiles = min(tiles[1], pixels // tile)
-    overlap = -pixels % tile
-    with repeat(k, "image", image_share[0]) as index:
-        image = first_image + index
-        runs = (
-            (full_tiles - tiles[0], tiles[0] * tile, 0),
-            (tiles[1] - full_tiles, pixels - tile, overlap),
-        )
-        for count, begin, skip in (run for run in runs if run[0] > 0):
-            with repeat(k, "tile", count) as number:
-                first_pixel = number * tile + begin
-                planes = x.region(image * (c * pixels) + first_pixel, (c, tile), (pixels, 1))
-                k.copy(planes_in.alloc().region(0, (c, tile)), planes)
-                planes_in.enqueue()
-                channels = planes_in.dequeue().region(
-                    0, (blocks, FRACTAL, FRACTAL), (FRACTAL, tile, 1)
-                )
-                k.vector("vtranspose", out.alloc().region(0, (blocks, FRACTAL, FRACTAL)), channels)
-                planes_in.free()
-                out.enqueue()
-                start = (image * pixels + first_pixel + skip) * FRACTAL
-                stored_size = (tile - skip) * FRACTAL
-                k.copy(
-                    y.region(start, stored_size), out.dequeue().region(skip * FRACTAL, stored_size)
-                )
-                out.free()
-    return k.finish()
+    def program(self) -> Program:
+        """Return the program."""
+        k = self.k
+        pixels = self.image.pixels
+        missing_planes = FRACTAL - self.image.channels
+        if missing_planes:
+            # planes that no channel fills stay 0
+            place = self.image.channels * self.tile
+            for slot in range(self.planes_in.buffer.slots):
+                tile = isa.Tile(self.planes_in.buffer, slot)
+                k.each("vdup", missing_planes * self.tile, (tile, place), scalar=0.0)
+        first_image = k.param("core", self.image_share[2]) * self.image_share[1]
+        runs = _tile_runs(self.tiles, self.tile, pixels, -pixels % self.tile)
+        with repeat(k, "image", self.image_share[0]) as index:
+            for run in runs:
+                with repeat(k, "tile", run.tiles) as number:
+                    first_pixel = number * self.tile + run.first_pixel
+                    self._tile(first_image + index, first_pixel, run.skipped)
+        return k.finish()
+
+    def _tile(self, image: Affine, first_pixel: Affine, skipped: int) -> None:
+        """Load a tile, transpose it, and store it without its first `skipped` pixels."""
+        k = self.k
+        pixels = self.image.pixels
+        channels = self.image.channels
+        start = image * (channels * pixels) + first_pixel
+        sizes = (channels, self.tile)
+        planes = self.x.region(start, sizes, (pixels, 1))
+        k.copy(self.planes_in.alloc().region(0, sizes), planes)
+        self.planes_in.enqueue()
+        squares = (self.tile // FRACTAL, FRACTAL, FRACTAL)
+        rows = self.planes_in.dequeue().region(0, squares, (FRACTAL, self.tile, 1))
+        k.vector("vtranspose", self.out.alloc().region(0, squares), rows)
+        self.planes_in.free()
+        self.out.enqueue()
+        place = (image * pixels + first_pixel + skipped) * FRACTAL
+        stored_size = (self.tile - skipped) * FRACTAL
+        stored = self.out.dequeue().region(skipped * FRACTAL, stored_size)
+        k.copy(self.y.region(place, stored_size), stored)
+        self.out.free()
 
 
-Memory = isa.Tile | Buffer
-LINE = SMALL_C0 * FRACTAL
-"""Elements of 16 pixels of 4 channels."""
-TILE_BLOCKS = 16
-"""Blocks of 256 pixels of a tile, at most."""
-TILES = 4
-"""Tiles that a core should have, so that copies in, vector work and copies out overlap."""
-
-
+# -- 2-byte or int8 images of 4 channels -----------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class SmallImage:
     """Images of up to 4 channels in a 2-byte format, and the pixels of each.
@@ -308,77 +354,98 @@ def small_image_launch(image: SmallImage, chip: Chip) -> isa.Launch:
     # UB per block of 256 pixels: two slots of planes and of results, and `turned` between them
     block_bytes = (planes + 3 * SMALL_C0) * AREA * DTYPE_BYTES[image.dtype]
     blocks = min(TILE_BLOCKS, chip.buffers["UB"] // block_bytes, image.pixels // AREA)
-    tile = max(1, min(blocks, image.images * image.pixels // AREA // (TILES * cores))) * AREA
+    useful_blocks = image.images * image.pixels // AREA // (TILES * cores)
+    tile = max(1, min(blocks, useful_blocks)) * AREA
     cores_over_images = min(image.images, cores)
-    bands = chunks(ceil_div(image.pixels, tile), 1, cores // cores_over_images)
-    if image.pixels % image.block and bands[-1] == 1:  # tiles that share a block are one core's
-        bands[-2:] = [sum(bands[-2:])]
+    tile_shares = chunks(ceil_div(image.pixels, tile), 1, cores // cores_over_images)
+    if image.pixels % image.block and tile_shares[-1] == 1:
+        # tiles that share a block are one core's
+        tile_shares[-2:] = [sum(tile_shares[-2:])]
     images = chunks(image.images, 1, cores_over_images)
 
-    def program(image_share: Share, band: Share) -> Program:
-        return _small_program(image, chip, tile, image_share, band[1:])
+    def program(image_share: Share, tile_share: Share) -> Program:
+        return _SmallImageWriter(image, chip, tile, image_share, tile_share[1:]).program()
 
-    return spread("small_image", {"first": images}, program, apart=bands)
+    return spread("small_image", {"first": images}, program, apart=tile_shares)
 
 
-def _small_program(
-    job: SmallImage, chip: Chip, tile: int, image_share: Share, band: tuple[int, int]
-) -> Program:
-    """Return the program for tiles first .. end - 1 of a core's images.
+class _SmallImageWriter:
+    """Writes the program for tiles first .. end - 1, of `tile` pixels, of a core's images.
 
-    The last tile begins early enough to be full, and stores only the blocks that are new.
+    The last tile of an image stores only the blocks of 32 bytes that the tile before has not.
     """
-    k = KernelBuilder(f"small_image_{image_share[0]}x{band[1] - band[0]}", chip)
-    c = job.channels
-    pixels = job.pixels
-    dtype = job.dtype
-    bytes_out = job.stored == "int8"
-    x = k.tensor("x", dtype, job.images * c * pixels)
-    y = k.tensor("y", job.stored, job.images * pixels * SMALL_C0)
-    planes_in = k.queue("x_ub", "UB", dtype, c * tile, src="MTE2", dst="V")
-    out = k.queue("y_ub", "UB", job.stored, SMALL_C0 * tile, src="V", dst="MTE3")
-    sizes = {"turned": SMALL_C0} | ({"steps": c, "halves": SMALL_C0} if bytes_out else {})
-    turned, *steps = (k.buffer(name, "UB", dtype, n * tile) for name, n in sizes.items())
-    # with 3 channels the fourth line of each pixel stays 0
-    k.each("vdup", SMALL_C0 * tile, (turned, 0), scalar=0.0)
-    first_image = k.param("first", image_share[2]) * image_share[1]
 
-    # tiles of their own pixels, then the last one that overlaps: (count, first pixel, skipped)
-    full_tiles = min(band[1], pixels // tile)
-    overlap = -pixels % tile // job.block * job.block
-    with repeat(k, "image", image_share[0]) as index:
-        image = first_image + index
-        runs = (
-            (full_tiles - band[0], band[0] * tile, 0),
-            (band[1] - full_tiles, pixels - tile, overlap),
-        )
-        for count, begin, skip in (run for run in runs if run[0] > 0):
-            with repeat(k, "tile", count) as number:
-                first_pixel = number * tile + begin
-                planes = x.region(image * (c * pixels) + first_pixel, (c, tile), (pixels, 1))
-                k.copy(planes_in.alloc().region(0, (c, tile)), planes)
-                planes_in.enqueue()
-                tiles = planes_in.dequeue(), turned, out.alloc()
-                if steps:
-                    _turn_bytes(k, job, tiles, steps, tile // AREA)
-                else:
-                    _turn_planes(k, c, tiles, tile // AREA)
-                planes_in.free()
-                out.enqueue()
-                start = (image * pixels + first_pixel + skip) * SMALL_C0
-                stored_size = (tile - skip) * SMALL_C0
-                k.copy(
-                    y.region(start, stored_size), out.dequeue().region(skip * SMALL_C0, stored_size)
-                )
-                out.free()
-    return k.finish()
+    def __init__(
+        self, image: SmallImage, chip: Chip, tile: int, image_share: Share, tiles: tuple[int, int]
+    ) -> None:
+        """Declare the tensors; allocate queues and buffers."""
+        self.image = image
+        self.tile = tile
+        self.image_share = image_share
+        self.tiles = tiles
+        k = KernelBuilder(f"small_image_{image_share[0]}x{tiles[1] - tiles[0]}", chip)
+        self.k = k
+        c = image.channels
+        dtype = image.dtype
+        self.x = k.tensor("x", dtype, image.images * c * image.pixels)
+        self.y = k.tensor("y", image.stored, image.images * image.pixels * SMALL_C0)
+        self.planes_in = k.queue("x_ub", "UB", dtype, c * tile, src="MTE2", dst="V")
+        self.out = k.queue("y_ub", "UB", image.stored, SMALL_C0 * tile, src="V", dst="MTE3")
+        self.turned = k.buffer("turned", "UB", dtype, SMALL_C0 * tile)
+        # for int8: scaled planes, and pixels in fp16 before they are converted
+        self.steps: tuple[Buffer, Buffer] | None = None
+        if image.stored == "int8":
+            self.steps = (
+                k.buffer("steps", "UB", dtype, c * tile),
+                k.buffer("halves", "UB", dtype, SMALL_C0 * tile),
+            )
+
+    def program(self) -> Program:
+        """Return the program."""
+        k = self.k
+        pixels = self.image.pixels
+        # with 3 channels the fourth line of each pixel stays 0
+        k.each("vdup", SMALL_C0 * self.tile, (self.turned, 0), scalar=0.0)
+        first_image = k.param("first", self.image_share[2]) * self.image_share[1]
+        overlap = -pixels % self.tile
+        skipped = overlap // self.image.block * self.image.block
+        runs = _tile_runs(self.tiles, self.tile, pixels, skipped)
+        with repeat(k, "image", self.image_share[0]) as index:
+            for run in runs:
+                with repeat(k, "tile", run.tiles) as number:
+                    first_pixel = number * self.tile + run.first_pixel
+                    self._tile(first_image + index, first_pixel, run.skipped)
+        return k.finish()
+
+    def _tile(self, image: Affine, first_pixel: Affine, skipped: int) -> None:
+        """Load a tile, transpose it, and store it without its first `skipped` pixels."""
+        k = self.k
+        pixels = self.image.pixels
+        channels = self.image.channels
+        blocks = self.tile // AREA
+        sizes = (channels, self.tile)
+        planes = self.x.region(image * (channels * pixels) + first_pixel, sizes, (pixels, 1))
+        k.copy(self.planes_in.alloc().region(0, sizes), planes)
+        self.planes_in.enqueue()
+        tiles = self.planes_in.dequeue(), self.turned, self.out.alloc()
+        if self.steps:
+            _turn_bytes(k, self.image, tiles, self.steps, blocks)
+        else:
+            _turn_planes(k, channels, tiles, blocks)
+        self.planes_in.free()
+        self.out.enqueue()
+        place = (image * pixels + first_pixel + skipped) * SMALL_C0
+        stored_size = (self.tile - skipped) * SMALL_C0
+        stored = self.out.dequeue().region(skipped * SMALL_C0, stored_size)
+        k.copy(self.y.region(place, stored_size), stored)
+        self.out.free()
 
 
 def _turn_bytes(
     k: KernelBuilder,
     image: SmallImage,
     tiles: tuple[isa.Tile, Buffer, isa.Tile],
-    buffers: Sequence[Buffer],
+    buffers: tuple[Buffer, Buffer],
     blocks: int,
 ) -> None:
     """Scale numbers in fp16, transpose planes to pixels, and convert these to int8."""

@@ -81,27 +81,35 @@ def small_first_layers(graph: Graph, chip: Chip, start: Start = "queued") -> Gra
     taps share it. Conversion and convolution are timed together.
     """
     clock = Clock(chip, start)
+    best = graph
     for node in graph.nodes:
-        maker = graph.producers.get(node.inputs[0]) if node.op == "conv2d" else None
-        if maker is None or maker.op != "trans_data" or len(graph.readers[maker.output]) > 1:
-            continue
-        (_, channels, *_), (*_, height, width) = (graph.types[n].shape for n in node.inputs[:2])
-        # a single tap, groups or 4-byte numbers gain nothing from more taps in a fractal
-        is_pointwise = (height, width) == (1, 1)
-        is_wide = DTYPE_BYTES[graph.types[maker.output].dtype] > 2
-        if is_pointwise or node.attr("groups", 1) > 1 or is_wide:
-            continue
-        # computed weights cannot be packed at compile time
-        if channels > SMALL_C0 or node.inputs[1] not in graph.constants:
+        maker = _small_conversion(best, node)
+        if maker is None:
             continue
         # the same graph with the conversion's target changed; the convolution follows its operand
-        draft = Draft(graph)
+        draft = Draft(best)
         kind = replace(draft.type(maker.output), layout=SMALL_PIXELS)
         draft.put(replace(maker, attrs={**maker.attrs, "layout": SMALL_PIXELS}), kind)
         small = draft.finish()
-        if is_quicker(clock, (small, node.name), (graph, node.name)):
-            graph = small
-    return graph
+        if is_quicker(clock, (small, node.name), (best, node.name)):
+            best = small
+    return best
+
+
+def _small_conversion(graph: Graph, node: Node) -> Node | None:
+    """Return the conversion before a convolution that might read pixels of 4 channels."""
+    maker = graph.producers.get(node.inputs[0]) if node.op == "conv2d" else None
+    if maker is None or maker.op != "trans_data" or len(graph.readers[maker.output]) > 1:
+        return None
+    channels = graph.types[node.inputs[0]].shape[1]
+    kernel_size = graph.types[node.inputs[1]].shape[2:]
+    # a single tap, groups or 4-byte numbers gain nothing from more taps in a fractal
+    is_wide = DTYPE_BYTES[graph.types[maker.output].dtype] > 2
+    if kernel_size == (1, 1) or node.attr("groups", 1) > 1 or is_wide:
+        return None
+    # computed weights cannot be packed at compile time
+    has_constant_weights = node.inputs[1] in graph.constants
+    return maker if channels <= SMALL_C0 and has_constant_weights else None
 
 
 # -- quantisation and conversion in one kernel -----------------------------------------------------
@@ -132,24 +140,40 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
         raise UnsupportedError("halves row by row, and bytes", str(kind), "convert it apart")
     # The kernels of images multiply in fp16, so 1 / scale must be an fp16 number: 1 / 0.0625 = 16
     # is one, 1 / 0.07 = 14.2857... is not.
-    scale_is_half = fits_fp16(1 / settings["scale"])
-    if scale_is_half and piece.output.layout == "NC1HWC0":
-        n, c, h, w = kind.shape
-        # The kernel multiplies by 1 / scale
-        # instead of dividing by the scale.
-        image = ByteImage(n, c, h * w, 1 / settings["scale"], settings["offset"])
-        kernel = as_kernel(byte_image_launch(image, chip))
-        return Lowered(vector.named(kernel, {"x": x, "y": move_node.output}))
-    if scale_is_half and piece.output.layout == SMALL_PIXELS:
-        n, c, h, w = kind.shape
-        small_image = SmallImage(
-            n, c, h * w, "fp16", "int8", 1 / settings["scale"], settings["offset"]
-        )
-        # fewer than 256 pixels: the two phases below
-        with suppress(UnsupportedError):
-            kernel = as_kernel(small_image_launch(small_image, chip))
-            return Lowered(vector.named(kernel, {"x": x, "y": move_node.output}))
+    factor = 1 / settings["scale"]
+    if fits_fp16(factor):
+        launch = _quantising_launch(kind, piece.output.layout, chip, factor, settings["offset"])
+        if launch is not None:
+            names = {"x": x, "y": move_node.output}
+            return Lowered(vector.named(as_kernel(launch), names))
     return _two_phases(piece, chip, node, move_node)
+
+
+def _quantising_launch(
+    kind: TensorType, target: str, chip: Chip, factor: float, offset: int
+) -> Launch | None:
+    """Return the launch that quantises images and stores them in a layout; None for other layouts.
+
+    It multiplies by `factor`, which is 1 / scale, instead of dividing by the scale.
+    """
+    if target == IMAGES:
+        n, c, h, w = kind.shape
+        return byte_image_launch(ByteImage(n, c, h * w, factor, offset), chip)
+    if target == SMALL_PIXELS:
+        n, c, h, w = kind.shape
+        image = SmallImage(
+            images=n,
+            channels=c,
+            pixels=h * w,
+            dtype="fp16",
+            out_dtype="int8",
+            scale=factor,
+            offset=offset,
+        )
+        # fewer than 256 pixels have no such kernel
+        with suppress(UnsupportedError):
+            return small_image_launch(image, chip)
+    return None
 
 
 def _two_phases(piece: Piece, chip: Chip, node: Node, move_node: Node) -> Lowered:

@@ -40,31 +40,34 @@ def flash_shape(call: Call) -> FlashShape:
     """
     q, k, v = call.shapes[:3]
     group_heads = grouped_heads(q, k, v)  # query heads that share k and v: one taller matrix
-    mask_kind = ""
-    shared_tensors = [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
-    if len(call.shapes) > 3:
-        mask = call.shapes[3]
-        # (b, 1, 1, t) drops the same keys for each query: "rows"; (s, t) is "full".
-        one_row = len(mask) < 2 or mask[-2] == 1
-        one_head = group_heads == 1 or len(mask) < 3 or mask[-3] == 1
-        mask_kind = "rows" if one_row and one_head else "full"
-        shared_tensors += ["mask"] * _single(mask)
+    tensors = zip(("q", "k", "v", "mask"), call.shapes, strict=False)
+    shared_tensors = tuple(name for name, shape in tensors if _single(shape))
     views = call.attrs.get("views", ())
     heads = call.outputs[0][-3] if views and len(call.outputs[0]) > 2 else 1
     return FlashShape(
-        math.prod(call.outputs[0][:-2]) // group_heads,
-        q[-2] * group_heads,
-        k[-2],
-        q[-1],
-        v[-1],
-        scale_of(call.attrs["scale"], q[-1]),
-        mask_kind,
-        tuple(shared_tensors),
-        heads,
-        views,
-        call.dtypes[0],
-        group_heads if call.attrs.get("causal") else 0,
+        batch=math.prod(call.outputs[0][:-2]) // group_heads,
+        rows=q[-2] * group_heads,
+        keys=k[-2],
+        depth=q[-1],
+        width=v[-1],
+        scale=scale_of(call.attrs["scale"], q[-1]),
+        mask=_mask_kind(call.shapes[3], group_heads) if len(call.shapes) > 3 else "",
+        shared=shared_tensors,
+        heads=heads,
+        views=views,
+        dtype=call.dtypes[0],
+        causal=group_heads if call.attrs.get("causal") else 0,
     )
+
+
+def _mask_kind(mask: Shape, group_heads: int) -> str:
+    """Return "rows" for a mask that drops the same keys for each query and head, else "full".
+
+    (b, 1, 1, t) is "rows", (s, t) is "full".
+    """
+    one_row = len(mask) < 2 or mask[-2] == 1
+    one_head = group_heads == 1 or len(mask) < 3 or mask[-3] == 1
+    return "rows" if one_row and one_head else "full"
 
 
 def _single(shape: Shape) -> bool:
@@ -102,15 +105,19 @@ def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = Non
 
 
 NARROW = 8
-"""Heads of up to 8 x 16 = 128 elements, as in the published kernel, use its tiling untried."""
+"""Most fractals of a head (128 elements) for which the published kernel's tiling is taken.
+
+It is for heads of this size; for wider heads tilings are simulated (`quickest_tiling`).
+"""
 
 
 @lru_cache(64)
 def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
     """Return the quickest tiling for wide heads, simulated on the same matrices without a mask.
 
-    High blocks do more multiplications for each element that is loaded. Low blocks leave room for
-    more keys in a tile, so that fewer partial sums go to the vector cores.
+    Blocks of many rows of q do more multiplications for each element of k and v that is loaded.
+    Blocks of few rows leave room for more keys in a tile, so that fewer partial sums go to the
+    vector cores.
     """
     unmasked = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
     quickest: flash_split.SplitTiling | None = None
@@ -141,51 +148,52 @@ def _key_cycles(shape: FlashShape, tiling: flash_split.SplitTiling, chip: Chip) 
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+    """Return the kernel's tensors by name: q, k, v and a mask in the layouts that it reads."""
     shape = flash_shape(call)
     # with grouped heads, the rows of a group's heads form one taller matrix against one k and v
     group_heads = grouped_heads(*call.shapes[:3])
-    batch = call.outputs[0][:-2]
-    if group_heads > 1:
-        batch = (*batch[:-1], batch[-1] // group_heads)
+    axes = call.outputs[0][:-2]
+    batch = axes if group_heads == 1 else (*axes[:-1], axes[-1] // group_heads)
     q, k, v = arrays[:3]
     matrices = {"q": _by_query(q, group_heads), "k": k, "v": v}
     feed = {name: _fractals(_as_matrices(x, batch, x.shape[-2:])) for name, x in matrices.items()}
     if len(arrays) > 3:
+        one_row = shape.mask == "rows"
         mask = arrays[3]
-        if group_heads > 1:
-            mask = _grouped_mask(mask, call, group_heads, one_row=shape.mask == "rows")
-        rows = 1 if shape.mask == "rows" else shape.rows
-        mask = _as_matrices(mask, batch, (rows, shape.keys))
-        feed["mask"] = _padded(mask) if shape.mask == "rows" else _fractals(mask)
+        grouped = _grouped_mask(mask, call, group_heads, one_row=one_row)
+        masks = _as_matrices(grouped, batch, (1 if one_row else shape.rows, shape.keys))
+        feed["mask"] = _padded(masks) if one_row else _fractals(masks)
     return feed
 
 
-def _by_query(x: Values, heads: int) -> Values:
-    """Return (..., h, s, d) as (..., h / heads, s heads, d), the heads of a query side by side."""
-    if heads == 1:
+def _by_query(x: Values, group_heads: int) -> Values:
+    """Return (..., h, s, d) as (..., h / g, s g, d), the g heads of a query side by side."""
+    if group_heads == 1:
         return x
     *lead, count, rows, columns = x.shape
     # 8 heads in groups of 4: the rows are query 0 of heads 0, 1, 2, 3, then query 1 of heads 0 to
     # 3.
-    heads_last = x.reshape(*lead, count // heads, heads, rows, columns).swapaxes(-3, -2)
-    return heads_last.reshape(*lead, count // heads, rows * heads, columns)
+    heads_last = x.reshape(*lead, count // group_heads, group_heads, rows, columns).swapaxes(-3, -2)
+    return heads_last.reshape(*lead, count // group_heads, rows * group_heads, columns)
 
 
-def _by_head(x: Values, heads: int) -> Values:
-    """Undo `_by_query`: return (..., h / heads, s * heads, d) as (..., h, s, d)."""
-    if heads == 1:
+def _by_head(x: Values, group_heads: int) -> Values:
+    """Undo `_by_query`: return (..., h / g, s g, d) as (..., h, s, d)."""
+    if group_heads == 1:
         return x
     *lead, count, rows, columns = x.shape
     # (2, 20, 64) with 4 heads a group: (2, 5, 4, 64), (2, 4, 5, 64), (8, 5, 64).
-    heads_first = x.reshape(*lead, count, rows // heads, heads, columns).swapaxes(-3, -2)
-    return heads_first.reshape(*lead, count * heads, rows // heads, columns)
+    heads_first = x.reshape(*lead, count, rows // group_heads, group_heads, columns).swapaxes(
+        -3, -2
+    )
+    return heads_first.reshape(*lead, count * group_heads, rows // group_heads, columns)
 
 
 def _grouped_mask(mask: Values, call: Call, heads: int, *, one_row: bool) -> Values:
     """Return a mask for grouped heads: one row for all queries, or a row for each row of q."""
-    *batch, count, rows, _ = call.outputs[0]
-    if one_row:
+    if one_row or heads == 1:
         return mask
+    *batch, count, rows, _ = call.outputs[0]
     if _single(mask.shape):
         for_every_head = np.broadcast_to(
             mask.reshape(mask.shape[-2:]), (heads, rows, mask.shape[-1])
@@ -196,28 +204,28 @@ def _grouped_mask(mask: Values, call: Call, heads: int, *, one_row: bool) -> Val
 
 def _as_matrices(x: Values, batch: Shape, matrix: Shape) -> Values:
     """Return x as (count, rows, columns): one matrix for the whole batch, or one for each entry."""
-    count = 1 if _single(x.shape) else math.prod(batch)
-    full_shape = matrix if count == 1 else (*batch, *matrix)
-    return np.broadcast_to(x.reshape(x.shape[-2:]) if count == 1 else x, full_shape).reshape(
-        (count, *matrix)
-    )
+    if _single(x.shape) or math.prod(batch) == 1:
+        return np.broadcast_to(x.reshape(x.shape[-2:]), matrix).reshape((1, *matrix))
+    return np.broadcast_to(x, (*batch, *matrix)).reshape((math.prod(batch), *matrix))
 
 
 def _padded(mask: Values) -> Values:
     """Return the rows of a mask padded with zeros to whole fractals."""
     # 33 keys are padded to 48.
-    filled = np.zeros(
-        (mask.shape[0], isa.ceil_div(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype
-    )
-    filled[:, : mask.shape[-1]] = mask[:, 0]
+    keys = mask.shape[-1]
+    padded_keys = isa.ceil_div(keys, isa.FRACTAL) * isa.FRACTAL
+    filled = np.zeros((mask.shape[0], padded_keys), mask.dtype)
+    filled[:, :keys] = mask[:, 0]
     return filled
 
 
 def _fractals(x: Values) -> Values:
+    """Return matrices in FRACTAL_NZ."""
     return layout.pack(layout.address_map("FRACTAL_NZ", x.shape, formats.format_of(x)), x)
 
 
 def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
+    """Return the result of a call from the kernel's tensor y."""
     (out_shape,) = call.outputs
     shape = flash_shape(call)
     matrices = (shape.batch, shape.rows, shape.width)

@@ -42,20 +42,30 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
     _, squeeze, excite, scaled_nodes = parts
     reads = [n for node in piece.graph.nodes for n in node.inputs]
     # A constant is stored in one packed form, so that two operators cannot share it.
-    if read_twice := [piece.names[n] for n in sorted(piece.constants) if reads.count(n) > 1]:
+    read_twice = [piece.names[n] for n in sorted(piece.constants) if reads.count(n) > 1]
+    if read_twice:
         raise UnsupportedError("a constant packed in one way", read_twice[0], "cut here")
     shape, hidden_epilogue = _product(piece, squeeze, chip)
     _, gate_epilogue = _product(piece, excite, chip)
-    n, c, h, w = piece.type(x := piece.graph.nodes[0].inputs[0]).shape
+    x = piece.graph.nodes[0].inputs[0]
+    n, c, h, w = piece.type(x).shape
     job = excitation.Excitation(n, c, h, w, shape.k, (hidden_epilogue, gate_epilogue))
-    sides = (job.hidden, job.blocks * FRACTAL)
-    names = {"x": x}
-    forms = dict[str, Form]()
-    # squeeze has weights (hidden, channels), excite (channels, hidden)
-    for node, number, size in ((squeeze[0], 1, sides), (excite[0], 2, sides[::-1])):
-        _, weight, bias = node.inputs
-        names |= {("squeeze", "excite")[number - 1]: weight, f"bias{number}": bias}
-        forms |= {weight: partial(_padded, size), bias: partial(_padded, size[:1])}
+    channels = job.blocks * FRACTAL
+    _, squeeze_weight, squeeze_bias = squeeze[0].inputs
+    _, excite_weight, excite_bias = excite[0].inputs
+    names = {
+        "x": x,
+        "squeeze": squeeze_weight,
+        "bias1": squeeze_bias,
+        "excite": excite_weight,
+        "bias2": excite_bias,
+    }
+    forms: dict[str, Form] = {
+        squeeze_weight: partial(_padded, (job.hidden, channels)),
+        squeeze_bias: partial(_padded, (job.hidden,)),
+        excite_weight: partial(_padded, (channels, job.hidden)),
+        excite_bias: partial(_padded, (channels,)),
+    }
 
     def launches(rows: int = 0, **other_names: str) -> tuple[Launch, ...]:
         phases = excitation.excitation_launches(replace(job, rows=rows), chip)

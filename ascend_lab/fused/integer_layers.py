@@ -36,7 +36,9 @@ from ascend_lab.operators.ops.formats import is_float
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 MOVING = ("reshape", "transpose", "slice", "expand")
+"""Operators that only move numbers, and so can move int8 numbers instead of floats."""
 WINDOW = ("stride", "pad", "dilation")
+"""Attributes of a convolution that its integer form keeps."""
 MAX_STEP_RATIO = 16.0
 """Largest ratio of two layers' steps at which the bias of one may be added by the other."""
 MAX_PRODUCT = 255 * 128
@@ -84,8 +86,8 @@ def uint8_to_int8(draft: Draft, node: Node) -> bool:
     if draft.type(out).dtype != "uint8" or not only_dequantised:
         return False
     # uint8 200 with zero point 128 is int8 72 with zero point 0: (200 - 128) s = (72 - 0) s.
-    attrs = {**node.attrs, "dtype": "int8", "offset": node.attr("offset", 0) - 128}
-    quantised = draft.insert("quantise", node.inputs, attrs, out)
+    quantise_attrs = {**node.attrs, "dtype": "int8", "offset": node.attr("offset", 0) - 128}
+    quantised = draft.insert("quantise", node.inputs, quantise_attrs, out)
     for reader in readers:
         attrs = {**reader.attrs, "offset": reader.attr("offset", 0) - 128}
         scales = draft.current(reader.name).inputs[1:]
@@ -171,7 +173,13 @@ def _insert_sums(
     if operands.bias and not operands.bias_stays_float:
         sources.append(operands.bias)
     # the axes of a channel's weights, over which they are summed
-    axes: tuple[int, ...] = (1, 2, 3) if is_conv else (-1 if options.get("trans_b") else 0,)
+    axes: tuple[int, ...]
+    if is_conv:
+        axes = (1, 2, 3)
+    elif options.get("trans_b"):
+        axes = (-1,)
+    else:
+        axes = (0,)
     channel_type = TensorType(shape, "fp32")
     weight_name = draft.add(weight, f"{node.name}_weight")
     scales_constant = derived(channel_type, partial(_scales, x.scale, shape, axes), *sources)
@@ -184,8 +192,8 @@ def _insert_sums(
         attrs["groups"] = options.get("groups", channels)
         # padding stands for the number 0, which is ox in int8
         attrs["pad_value"] = x.offset if np.any(options["pad"]) else 0
-    op = "conv2d" if is_conv else "matmul" if node.op == "gemm" else node.op
-    sums = draft.insert(op, (x.name, weight_name), attrs, f"{node.name}_sums")
+    integer_op = {"depthwise_conv2d": "conv2d", "gemm": "matmul"}.get(node.op, node.op)
+    sums = draft.insert(integer_op, (x.name, weight_name), attrs, f"{node.name}_sums")
     dequantise_attrs: dict[str, Any] = {"dtype": draft.type(node.output).dtype}
     if is_conv and weight.type.elements <= MAX_SHALLOW_PRODUCTS * shape[0]:
         dequantise_attrs |= _small_bias_attr(draft.constants[bias_name])
@@ -221,14 +229,12 @@ def _weight(
     zero_point = 128 if weight.type.dtype == "uint8" else 0
     if maker.attr("offset", 0) != zero_point or weight.type.dtype not in ("int8", "uint8"):
         return None
-    if zero_point:
-        int8_type = replace(weight.type, dtype="int8")
-        weight = derived(int8_type, lambda values: values.astype(np.int64) - 128, weight)
+    int8_weight = _shifted_to_int8(weight) if zero_point else weight
     single_scale = Constant(
         TensorType((1,), "fp32"), np.array([maker.attr("scale", 1.0)], np.float32)
     )
     if len(maker.inputs) == 1:
-        return weight, single_scale
+        return int8_weight, single_scale
     scales = draft.constant(maker.inputs[1])
     rank = len(weight.type.shape)
     if scales is None or maker.attr("scale", 1.0) != 1:
@@ -237,7 +243,13 @@ def _weight(
     channels_last = node.op in simplify.PRODUCT_OPS and not options.get("trans_b")
     axis = rank - 1 if channels_last else 0
     fits = all(n == 1 or d == axis for d, n in enumerate(sides))
-    return (weight, scales) if fits else None
+    return (int8_weight, scales) if fits else None
+
+
+def _shifted_to_int8(weight: Constant) -> Constant:
+    """Return uint8 weights minus 128, as int8: 200 becomes 72."""
+    int8_type = replace(weight.type, dtype="int8")
+    return derived(int8_type, lambda values: values.astype(np.int64) - 128, weight)
 
 
 def _bias(draft: Draft, node: Node, channels: int) -> Constant | None:
@@ -246,20 +258,15 @@ def _bias(draft: Draft, node: Node, channels: int) -> Constant | None:
         return None
     name = node.inputs[2]
     bias_type = draft.type(name)
-    if bias_type.elements != 1 and (bias_type.elements, bias_type.shape[-1]) != (
-        channels,
-        channels,
-    ):
+    is_per_channel = bias_type.elements == channels and bias_type.shape[-1] == channels
+    if bias_type.elements != 1 and not is_per_channel:
         return None
     maker = draft.maker(name)
     if maker is None:
         return draft.constant(name)
-    constants = [draft.constant(n) for n in maker.inputs]
-    if (
-        maker.op != "dequantise"
-        or len(constants) > 2
-        or any(constant is None for constant in constants)
-    ):
+    constants = [c for c in map(draft.constant, maker.inputs) if c is not None]
+    all_constant = len(constants) == len(maker.inputs)
+    if maker.op != "dequantise" or len(maker.inputs) > 2 or not all_constant:
         return None
     options = settings(maker)
 
@@ -270,8 +277,7 @@ def _bias(draft: Draft, node: Node, channels: int) -> Constant | None:
         )
         return channel_products
 
-    bias_type = replace(draft.type(name), dtype="fp32")
-    return derived(bias_type, floats, *[constant for constant in constants if constant])
+    return derived(replace(bias_type, dtype="fp32"), floats, *constants)
 
 
 def _scales(
@@ -293,12 +299,10 @@ def _scales(
     is_zero = ~weight.any(axes).reshape(-1)
     if not is_zero.any():
         return flat.reshape(shape)
-    # the step of a typical channel
-    typical = np.median(flat[~is_zero]) if not is_zero.all() else step / 127
-    size = np.abs(bias[0].astype(np.float64).reshape(-1)) if bias else 0.0
-    return np.where(is_zero, np.maximum(typical / 16, size / MAX_ZERO_CHANNEL_STEPS), flat).reshape(
-        shape
-    )
+    typical_step = step / 127 if is_zero.all() else np.median(flat[~is_zero])
+    bias_size = np.abs(bias[0].astype(np.float64).reshape(-1)) if bias else 0.0
+    zero_channel_step = np.maximum(typical_step / 16, bias_size / MAX_ZERO_CHANNEL_STEPS)
+    return np.where(is_zero, zero_channel_step, flat).reshape(shape)
 
 
 def _whole_bias(
@@ -337,20 +341,21 @@ def residual_in_int8(draft: Draft, node: Node) -> bool:
     if not any(sides) or not same_shape or node.inputs[0] == node.inputs[1]:
         return False
     # the operand that stays in floats: the one without int8, or the one that a layer just wrote
-    if sides[1] is None:
-        float_operand = 1
-    elif sides[0] is None:
+    if sides[0] is None or (sides[1] is not None and _only_first_is_fresh(draft, node)):
         float_operand = 0
     else:
-        only_first_is_fresh = _is_fresh(draft, node.inputs[0]) and not _is_fresh(
-            draft, node.inputs[1]
-        )
-        float_operand = 0 if only_first_is_fresh else 1
+        float_operand = 1
     quantised = sides[1 - float_operand]
     assert quantised is not None
     pair = (node.inputs[float_operand], quantised.name)
     attrs = {"scale": quantised.scale, "offset": quantised.offset}
     return draft.become(node, "add_dequantised", pair, attrs)
+
+
+def _only_first_is_fresh(draft: Draft, addition: Node) -> bool:
+    """Tell whether a layer just wrote the first summand, but not the second one."""
+    first, second = addition.inputs
+    return _is_fresh(draft, first) and not _is_fresh(draft, second)
 
 
 def _is_fresh(draft: Draft, name: str) -> bool:
@@ -400,9 +405,9 @@ def _limited(draft: Draft, name: str, target: Int8Tensor) -> tuple[str, bool] | 
     node = draft.only(name, "clip", *simplify.RELU_LIMITS)
     if node is None:
         return None
-    low, high = simplify.RELU_LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
-    low = -math.inf if low is None else low
-    high = math.inf if high is None else high
+    limits = simplify.RELU_LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
+    low = -math.inf if limits[0] is None else limits[0]
+    high = math.inf if limits[1] is None else limits[1]
     # Steps of 0.05, offset -128: clip(x, 0, 6) ends at 0 / 0.05 - 128 = -128 below, where int8 ends
     # anyway, but at 6 / 0.05 - 128 = -8 above, which saturation does not do.
     low_is_beyond = low / target.scale + target.offset <= -128
@@ -440,11 +445,11 @@ def _sum_in_result_steps(
         is_scaled = _residual_in_steps(draft, addition, target.scale, shift)
     if not is_scaled:
         return False
+    if not relu:
+        return draft.become(node, "quantise", (source,), {})
     # with a ReLU the sum is limited to 0 in steps of the result; int8 limits it above
-    if relu:
-        source = draft.insert("relu", (source,), {}, f"{node.name}_relu")
-    quantise_attrs = {"offset": target.offset} if relu else {}
-    return draft.become(node, "quantise", (source,), quantise_attrs)
+    rectified = draft.insert("relu", (source,), {}, f"{node.name}_relu")
+    return draft.become(node, "quantise", (rectified,), {"offset": target.offset})
 
 
 def _layers_in_steps(draft: Draft, addition: Node, step: float, shift: float) -> bool:
@@ -509,19 +514,20 @@ def _dequantise_in_result_steps(draft: Draft, dequantise: Node, step: float, shi
     is at most half such a step.
     """
     attrs: dict[str, Any] = {"dtype": dequantise.attr("dtype", "fp32")}
-    inputs = dequantise.inputs
-    if len(inputs) == 1:
+    if len(dequantise.inputs) == 1:
         attrs["scale"] = dequantise.attr("scale", 1.0) / step
-        draft.become(dequantise, "dequantise", inputs, attrs)
+        draft.become(dequantise, "dequantise", dequantise.inputs, attrs)
         return shift + float(dequantise.attr("offset", 0) * attrs["scale"])
-    inputs = (inputs[0], _scales_in_steps(draft, dequantise, step), inputs[2])
-    scales, bias = (draft.constants[name] for name in inputs[1:])
+    sums, _, old_bias = dequantise.inputs
+    scales_name = _scales_in_steps(draft, dequantise, step)
+    scales = draft.constants[scales_name]
+    bias = draft.constants[old_bias]
     shifted_bias = derived(
         bias.type, lambda b, s: b - np.rint(shift / s.astype(np.float64)), bias, scales
     )
     attrs |= _small_bias_attr(shifted_bias) if dequantise.attr("small_bias") else {}
     bias_name = draft.add(shifted_bias, f"{dequantise.name}_bias")
-    draft.become(dequantise, "dequantise", (*inputs[:2], bias_name), attrs)
+    draft.become(dequantise, "dequantise", (sums, scales_name, bias_name), attrs)
     return 0.0
 
 
@@ -568,18 +574,20 @@ def _merged_bias(scale: Values, bias: Values, other_scale: Values, other_bias: V
 
 def fold(graph: Graph) -> tuple[Graph, int]:
     """Return the graph with integer layers, and the number of rewrites."""
-    total = 0
-    for apply in (
+    rewrites = (
         simplify.COMMON.apply,
         sweep(uint8_to_int8, "quantise"),
         sweep(integer_layer, *CONVOLUTIONS, *simplify.PRODUCT_OPS),
         sweep(move_int8, *MOVING),
         sweep(residual_in_int8, "add"),
         sweep(requantised, "quantise"),
-    ):
-        graph, count = apply(graph)
+    )
+    rewritten = graph
+    total = 0
+    for rewrite in rewrites:
+        rewritten, count = rewrite(rewritten)
         total += count
-    return graph, total
+    return rewritten, total
 
 
 GRAPH_REWRITES = [("RequantFusionPass", fold)]

@@ -42,10 +42,33 @@ def diagonal() -> NDArray[np.float16]:
     return rows.reshape(-1)
 
 
+def _fractals_of_load(width: int, images: int) -> int:
+    """Return the most fractals of a load after which the pattern of I starts again.
+
+    Each load uses the same fractals of I. Raises `CapacityError` if the period is too long.
+    """
+    # Rows of 7 pixels of 2 images: 14 pixels; the pattern repeats after 14 x 16 pixels, that is
+    # 14 / gcd(14, 16) = 7 fractals.
+    row = width * images
+    period = row // math.gcd(row, FRACTAL) if images > 1 else 1
+    if period > LOAD_FRACTALS or images > FRACTAL:
+        needed = f"rows of {images} images that begin a fractal each {LOAD_FRACTALS} times"
+        raise CapacityError(needed, f"{period}", "take fewer images at a time")
+    return LOAD_FRACTALS // period * period
+
+
 class Means:
     """The channel sums of a core, which does `units` units of `blocks` channel blocks in each band.
 
     A unit's slot in L1 has room for the longest band, with zeros behind the last pixel.
+
+    images        images whose rows are interleaved
+    width         pixels of an output row
+    pixels        pixels of an image, by which its sums are divided
+    depth         fractals of pixels that one load brings to L0B
+    size          sums of a unit
+    count         fractals of the longest band
+    block_size    elements of a channel block in a slot
     """
 
     def __init__(
@@ -57,10 +80,7 @@ class Means:
         blocks: int,
         tile: int,
     ) -> None:
-        """Allocate buffers; raise `CapacityError` if the pattern of I has too long a period.
-
-        Each load uses the same fractals of I, so their pattern must repeat within one load.
-        """
+        """Allocate buffers; raise `CapacityError` if the pattern of I has too long a period."""
         shape = tandem.depth
         self.k = k
         self.units = units
@@ -71,14 +91,8 @@ class Means:
         self.width = ow
         self.channel_blocks = shape.blocks[1]
         self.pixels = oh // m * ow
-        # Rows of 7 pixels of 2 images: 14 pixels; the pattern repeats after 14 x 16 pixels, that
-        # is 14 / gcd(14, 16) = 7 fractals.
-        period = ow * m // math.gcd(ow * m, FRACTAL) if m > 1 else 1
-        if period > LOAD_FRACTALS or m > FRACTAL:
-            needed = f"rows of {m} images that begin a fractal each {LOAD_FRACTALS} times"
-            raise CapacityError(needed, f"{period}", "take fewer images at a time")
-        # the most fractals of a load after which the pattern of I starts again
-        self.depth = LOAD_FRACTALS // period * period
+        self.depth = _fractals_of_load(ow, m)
+        # the sums of a unit: 16 channels for each block and image
         self.size = blocks * m * FRACTAL
         # fractals of the longest band
         self.count = max(ceil_div(math.prod(band.depth.out_hw), FRACTAL) for band in bands)
@@ -103,19 +117,19 @@ class Means:
     def begin(self) -> None:
         """Load I to L0A and a row of zeros to UB, and enqueue the unit of zeros."""
         k = self.k
-        rows = self.depth * FRACTAL // (self.images * self.width)
-        sizes: tuple[int, ...] = (rows, self.images, self.width, FRACTAL)
-        # image i is row i of the unit matrix, once for every pixel of its row (stride 0)
-        source = self.ones.region(0, sizes, (0, FRACTAL, 0, 1))
-        count = self.depth
-        fractal_stride = AREA
-        # a single image: I is one row of ones, repeated 16 times for a whole fractal
         if self.images == 1:
-            sizes = (FRACTAL, FRACTAL)
+            # I is one row of ones, repeated 16 times for a whole fractal
+            source = self.ones.region(AREA, (FRACTAL, FRACTAL), (0, 1))
             count = self.image_rows_l0.elements // AREA
             fractal_stride = 0
-            source = self.ones.region(AREA, sizes, (0, 1))
-        k.copy(self.image_rows.region(0, sizes), source)
+        else:
+            # image i is row i of the unit matrix, once for every pixel of its row (stride 0)
+            rows = self.depth * FRACTAL // (self.images * self.width)
+            sizes = (rows, self.images, self.width, FRACTAL)
+            source = self.ones.region(0, sizes, (0, FRACTAL, 0, 1))
+            count = self.depth
+            fractal_stride = AREA
+        k.copy(self.image_rows.region(0, source.sizes), source)
         k.each("vdup", FRACTAL, (self.zeros, 0), scalar=0.0)
         k.barrier()
         shape = (count, FRACTAL, FRACTAL)
@@ -182,8 +196,7 @@ class Means:
         # element 0 .. size - 1 of the totals belongs to the unit of zeros
         for band in range(1, bands):
             k.each("vadd", count, totals, totals, (self.totals, band * count + self.size))
-        # The mean is sum / pixels, computed in fp32;
-        # the conversion to fp16 comes last.
+        # The mean is sum / pixels, computed in fp32; the conversion to fp16 comes last.
         k.each("vmuls", count, totals, totals, scalar=1.0 / self.pixels)
         k.each("vconv", count, (self.out, 0), totals)
         k.barrier()

@@ -32,13 +32,13 @@ def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, is
     """
     # 100 rows on 2 vector cores: 50 each; 49 rows: 25 and 24.
     share_rows = -(-area.pixels // cores)
-    pieces = list[tuple[int, isa.Affine, int]]()
     if isinstance(number, isa.Affine):
-        place = area.pieces[0][1] + number * (share_rows * area.step)
-        return replace(
-            area, pieces=((0, place, share_rows),), pixels=share_rows
-        ), number * share_rows
-    first_row, end = (min(n * share_rows, area.pixels) for n in (number, number + 1))
+        share_place = area.pieces[0][1] + number * (share_rows * area.step)
+        share = replace(area, pieces=((0, share_place, share_rows),), pixels=share_rows)
+        return share, number * share_rows
+    first_row = min(number * share_rows, area.pixels)
+    end = min((number + 1) * share_rows, area.pixels)
+    pieces = list[tuple[int, isa.Affine, int]]()
     for piece_row, place, size in area.pieces:
         # The rows that this core shares with this piece: [low, high).
         low = max(piece_row, first_row)
@@ -71,7 +71,7 @@ class TailWriter:
         self.number = number
         self.core_columns = core_blocks[1]
         self.y = k.tensor(name, vector_tail.tail.out_dtype, vector_tail.elements)
-        self.end: isa.RingEnd = k.ring_in(vector_tail.ring, core, "MTE2")
+        self.ring: isa.RingEnd = k.ring_in(vector_tail.ring, core, "MTE2")
         self.finish, self.arrival = self._tiles_of(
             vector_tail.tail, m, n, self._channels(vector_tail.tail, n)
         )
@@ -104,12 +104,11 @@ class TailWriter:
         element_bytes = 2 * stored + 2 * DTYPE_BYTES[plan.tiles[start]] if start else 3 * stored
         element_bytes += sum(DTYPE_BYTES[plan.tiles[i]] for i in scratch_tiles)
         element_bytes += 2 * sum(DTYPE_BYTES[o.dtype] for o in operands)
-        channel_bytes = (
-            channels.blocks
-            * sum(2 * tail.unit(o) * DTYPE_BYTES[o.dtype] for o in channels.operands)
-            if channels
-            else 0
-        )
+        channel_bytes = 0
+        if channels:
+            # Two slots of numbers for every block of 16 channels.
+            unit_bytes = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in channels.operands)
+            channel_bytes = 2 * channels.blocks * unit_bytes
         # A block of a share: m fractals of 16 rows, divided by the vector cores, times 16 channels.
         block_elements = -(-m * isa.FRACTAL // k.chip.vector_cores_per_core) * isa.FRACTAL
         block_bytes = block_elements * element_bytes
@@ -153,13 +152,13 @@ class TailWriter:
         # In the ring a block of 16 columns has all rows of the tile, of which this core takes some.
         pitch = tile_area.pixels * isa.FRACTAL
         with epilogue_emit.held_channels(self.finish, n, first_block, loaded) as channels:
-            slot = self.end.dequeue()
+            slot = self.ring.dequeue()
             piece_blocks = self.arrival.buffer.elements // run if run else 0
             for at, count in segments(k, "column", n[1], min(piece_blocks, n[1])) if run else ():
                 source = slot.region(at * pitch + first_row * isa.FRACTAL, (count, run), (pitch, 1))
                 k.copy(self.arrival.alloc().region(0, (count, run)), source)
                 self._steps(area, at, count, n[0], channels)
-            self.end.free()
+            self.ring.free()
 
     def _steps(
         self,
@@ -171,38 +170,47 @@ class TailWriter:
     ) -> None:
         """Load `count` blocks, write the epilogue steps on them, and store the results."""
         f = self.finish
-        k = self.k
-        start = self.plan.start
-        arrival = self.arrival
         assert f.out is not None
         if f.tiles:
-            epilogue_emit.load_tiles(f.tiles, k, area, at, count)
-        if start:
-            arrival.enqueue()
-            memories: dict[int, epilogue_emit.Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
-        else:
-            arrival.hand()
-            # The tile that V has just been handed is the one that it writes.
-            memories = {0: isa.Tile(arrival.buffer, arrival.counts["alloc"] - 1)}
-        # What neither arrives nor leaves is scratch.
-        spare = [i for i in range(len(self.plan.tiles)) if i not in memories]
-        memories.update(zip(spare, f.scratch, strict=True))
-        named = f.tiles.tiles_by_name(f.tiles.queue.dequeue()) if f.tiles else {}
-        rates = f.channels.tiles_by_name(loaded.tile) if f.channels and loaded else {}
-        block = first_block + at - loaded.first_block if loaded else at
-        tiles = [memories[i] for i in sorted(memories)]
+            epilogue_emit.load_tiles(f.tiles, self.k, area, at, count)
+        tiles = self._take_tiles()
         run = area.pixels * area.width
-        epilogue_emit.write_steps(
-            k, self.plan, epilogue_emit.Piece(tiles, named, rates, block, count, run)
+        channel_operands = f.channels.tiles_by_name(loaded.tile) if f.channels and loaded else {}
+        piece = epilogue_emit.Piece(
+            tiles=tiles,
+            element_operands=f.tiles.tiles_by_name(f.tiles.queue.dequeue()) if f.tiles else {},
+            channel_operands=channel_operands,
+            first_block=first_block + at - loaded.first_block if loaded else at,
+            count=count,
+            run=run,
         )
+        epilogue_emit.write_steps(self.k, self.plan, piece)
         if f.tiles:
             f.tiles.queue.free()
-        if start:
-            arrival.free()
+        if self.plan.start:
+            self.arrival.free()
         f.out.enqueue()
         for target, source in area.pairs(self.y, f.out.dequeue(), run, at, count):
-            k.copy(target, source)
+            self.k.copy(target, source)
         f.out.free()
+
+    def _take_tiles(self) -> list[epilogue_emit.Memory]:
+        """Take the sums that have arrived; return the tiles of the plan by number."""
+        f = self.finish
+        assert f.out is not None
+        memories: dict[int, epilogue_emit.Memory] = {}
+        if self.plan.start:
+            self.arrival.enqueue()
+            memories[self.plan.start] = self.arrival.dequeue()
+            memories[0] = f.out.alloc()
+        else:
+            self.arrival.hand()
+            # The tile that V has just been handed is the one that it writes.
+            memories[0] = isa.Tile(self.arrival.buffer, self.arrival.counts["alloc"] - 1)
+        # What neither arrives nor leaves is scratch.
+        scratch_numbers = [i for i in range(len(self.plan.tiles)) if i not in memories]
+        memories.update(zip(scratch_numbers, f.scratch, strict=True))
+        return [memories[i] for i in sorted(memories)]
 
 
 # -- behind a product ------------------------------------------------------------------------------
@@ -231,20 +239,25 @@ def _product_program(
     row = k.param("row", rows[2])
     col = k.param("col", cols[2])
     vector_core = k.param("aiv", job.chip.vector_cores_per_core) if number is None else number
-    write = TailWriter(
+    writer = TailWriter(
         k, vector_tail, "c", vector_tail.core(row, col), vector_core, (rows[0], cols[0])
     )
     m1 = shape.fractals[0]
     base = (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
     for (m, n), _, channels in gemm.tiles_in_order(
-        write.finish, k, job.schedule, (rows, cols), base
+        writer.finish, k, job.schedule, (rows, cols), base
     ):
         # C is (N1, M1, 16, 16): the rows of a tile are neighbours in each block of 16 columns.
-        piece = (0, m[0] * isa.FRACTAL, m[1] * isa.FRACTAL)
         tile = Area(
-            n[0] * (m1 * AREA), (piece,), n[1], m1 * isa.FRACTAL, 1, m[1], m[1] * isa.FRACTAL
+            base=n[0] * (m1 * AREA),
+            pieces=((0, m[0] * isa.FRACTAL, m[1] * isa.FRACTAL),),
+            blocks=n[1],
+            plane=m1 * isa.FRACTAL,
+            step=1,
+            fractals=m[1],
+            pixels=m[1] * isa.FRACTAL,
         )
-        write.tile(tile, n, isa.Affine(), channels)
+        writer.tile(tile, n, isa.Affine(), channels)
     return k.finish()
 
 
@@ -265,14 +278,14 @@ class _ConvolutionWriter(conv_tiles.TileWalk):
         super().__init__(job, n_own, f"after_{n_own * isa.FRACTAL}")
         assert job.vector_tail is not None
         sizes = job.sides(n_own)[0], n_own
-        self.write = TailWriter(self.k, job.vector_tail, "y", isa.var("core"), number, sizes)
-        self.finish = self.write.finish
+        self.tail_writer = TailWriter(self.k, job.vector_tail, "y", isa.var("core"), number, sizes)
+        self.finish = self.tail_writer.finish
 
     def begin(
         self, share: conv_tiles.BundleShare, first_bundle: isa.Affine, col: isa.Affine
     ) -> None:
         """Declare the vector core's number, if the program has it as a parameter."""
-        if isinstance(self.write.number, isa.Affine):
+        if isinstance(self.tail_writer.number, isa.Affine):
             self.k.param("aiv", self.job.chip.vector_cores_per_core)
 
     def tile(
@@ -285,7 +298,7 @@ class _ConvolutionWriter(conv_tiles.TileWalk):
     ) -> None:
         """Write the steps on the core's share of a tile."""
         first_block = bundle.index * self.bundle.n1
-        self.write.tile(
+        self.tail_writer.tile(
             self.area(pixels, n_span, first_block), n_span, first_block, resident.channels
         )
 

@@ -38,7 +38,7 @@ from ascend_lab.operators.ops.expressions import NARROW
 from ascend_lab.operators.ops.operator import Call, Template
 
 AREA = FRACTAL * FRACTAL
-LOADED = 64
+LOAD_FRACTALS = 64
 """Fractals of a load, and of a product, at most."""
 
 
@@ -80,7 +80,7 @@ class _Writer:
         self.group = min(share[0], FRACTAL)
         # L0A holds the ones once; L0B has two slots for planes, L1 has four.
         room = min(chip.buffers["L0A"], chip.buffers["L0B"] // 2, chip.buffers["L1"] // 8)
-        max_fractals = min(LOADED, room // (2 * AREA))
+        max_fractals = min(LOAD_FRACTALS, room // (2 * AREA))
         self.planes_per_load = min(max(1, max_fractals // job.fractals), self.group)
         self.depth = min(max_fractals, job.fractals)
         size = self.planes_per_load * self.depth * AREA
@@ -88,7 +88,7 @@ class _Writer:
         self.ones = k.tensor("ones", dtype, 2 * AREA)
         self.y = k.tensor("y", dtype, job.planes * FRACTAL)
         self.loaded = k.queue("x_l1", "L1", dtype, size, src="MTE2", dst="MTE1", depth=4)
-        self.fed = k.queue("x_l0", "L0B", dtype, size, src="MTE1", dst="M")
+        self.right = k.queue("x_l0", "L0B", dtype, size, src="MTE1", dst="M")
         self.ones_l1 = k.buffer("ones_l1", "L1", dtype, AREA)
         self.ones_l0 = k.buffer("ones_l0", "L0A", dtype, self.depth * AREA)
         self.sums = sum_queue(k, "sums", "fp32", 1, self.group)
@@ -120,16 +120,25 @@ class _Writer:
             indices = range(min(self.planes_per_load, planes - at))
             for start, depth in self._parts():
                 self._feed(first_plane + at, len(indices), start, depth)
-                tile = self.fed.dequeue()
+                tile = self.right.dequeue()
                 # 16 equal rows of ones: every row of the result has the sums, and one is stored.
                 a = self.ones_l0.region(0, (1, depth, FRACTAL, FRACTAL))
                 for i in indices:
                     b = tile.region(i * depth * AREA, (depth, 1, FRACTAL, FRACTAL))
                     c = sums.region((at + i) * AREA, (1, 1, FRACTAL, FRACTAL))
                     self.k.mmad(c, a, b, accumulate=start)
-                self.fed.free()
+                self.right.free()
         self.sums.enqueue()
-        area = Area(first_plane * FRACTAL, ((0, Affine(), 1),), planes, 1, 1, 1, 1)
+        # A plane's mean is stored like a plane of one pixel.
+        area = Area(
+            base=first_plane * FRACTAL,
+            pieces=((0, Affine(), 1),),
+            blocks=planes,
+            plane=1,
+            step=1,
+            fractals=1,
+            pixels=1,
+        )
         drain(self.finish, self.sums, ((self.y, area),), Affine(), None)
 
     def _parts(self) -> Iterator[Span]:
@@ -163,12 +172,12 @@ class _Writer:
             k.copy(tile.region(run, zeros.sizes, (line, 1)), zeros)
         self.loaded.enqueue()
         loaded = self.loaded.dequeue()
-        fed = self.fed.alloc()
+        right = self.right.alloc()
         sizes = (planes * depth, FRACTAL, FRACTAL)
         # Each fractal is transposed on its way: the cube wants (pixels, channels) by columns.
-        k.load2d(fed.region(0, sizes), loaded.region(0, sizes, (AREA, 1, FRACTAL)))
+        k.load2d(right.region(0, sizes), loaded.region(0, sizes, (AREA, 1, FRACTAL)))
         self.loaded.free()
-        self.fed.enqueue()
+        self.right.enqueue()
 
 
 # -- the template ----------------------------------------------------------------------------------
@@ -184,6 +193,7 @@ def _applies(call: Call, chip: Chip) -> bool:
 
 
 def _kernel(call: Call, chip: Chip) -> Kernel:
+    """Return the kernel of a call."""
     n, c, h, w = call.shapes[0]
     job = PlaneMeans(n * ceil_div(c, C0), h * w, call.dtypes[0])
     return as_kernel(plane_means_launch(job, chip))

@@ -35,23 +35,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from ascend_lab.errors import CapacityError
+from ascend_lab.fused.interleave import NOTHING, Work, interleave
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Queue, Region, Tile
+from ascend_lab.operators.kernels.flash_nest import Axis, Piece
 from ascend_lab.operators.kernels.flash_shape import AREA
-from ascend_lab.operators.kernels.flash_steps import LANES, NOTHING, Axis, Piece, Work, mixed
+from ascend_lab.operators.kernels.flash_softmax import LANES
 from ascend_lab.operators.kernels.tiles import Fractals, chunks, feed_a, repeat, segments
 
 Values = np.ndarray
-HALF = 2048.0
+LOW_FACTOR = 2048.0
 """The factor of the low fp16 number of an fp32 one: 2^11, as fp16 has 11 bits."""
-GRAM = 24
+GRAM_COLUMNS = 24
 """Fractals of columns that one product of G = C C' + X C' (a Gram matrix) sums over."""
 TILE_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Fractals of rows that a tile may have."""
-TIMED = 3
+TIMED_SIZES = 3
 """Tile sizes whose kernels are written, to be timed: those that `_cycles` puts first."""
-ODD = sum(1 << lane for lane in range(1, 128, 2))
+ODD_LANES = sum(1 << lane for lane in range(1, 128, 2))
 """The vector mask of the odd lanes."""
 
 
@@ -83,7 +85,7 @@ def packed_bias(bias: Values) -> Values:
     fractals = np.zeros((bias.size // FRACTAL, FRACTAL, FRACTAL), bias.dtype)
     fractals[..., 0] = bias.reshape(-1, FRACTAL)
     # low parts are stored 2^11 times too large, which this factor undoes
-    fractals[..., 1] = fractals[..., 0] / HALF
+    fractals[..., 1] = fractals[..., 0] / LOW_FACTOR
     return fractals.reshape(-1)
 
 
@@ -113,13 +115,13 @@ def norm_launch(shape: NormShape, chip: Chip, rows: int, block_columns: int) -> 
 
 
 def norm_launches(shape: NormShape, chip: Chip) -> Iterator[isa.Launch]:
-    """Yield launches of the `TIMED` tile sizes that the estimate puts first and that fit."""
+    """Yield launches of the `TIMED_SIZES` tile sizes that the estimate puts first and that fit."""
     core_rows = isa.ceil_div(shape.rows, chip.core_count)
     launch_count = 0
     sizes = [(n, _block_columns(shape, chip, n)) for n in TILE_ROWS if n <= core_rows]
     for rows, block_columns in sorted(sizes, key=lambda size: _cycles(shape, core_rows, *size)):
         with suppress(CapacityError):
-            if launch_count < TIMED:
+            if launch_count < TIMED_SIZES:
                 yield norm_launch(shape, chip, rows, block_columns)
                 launch_count += 1
 
@@ -186,13 +188,13 @@ class _NormWriter:
         column of numbers per row.
         """
         k = self.k
-        # D needs a block of x and the numbers m and s; G needs GRAM fractals of C and of X
-        left_size = max(block_size + 2 * numbers_size, 2 * GRAM * AREA)
-        right_size = max(3 * self.block_columns, GRAM) * AREA
+        # D needs a block of x and the numbers m and s; G needs GRAM_COLUMNS fractals of C and of X
+        left_size = max(block_size + 2 * numbers_size, 2 * GRAM_COLUMNS * AREA)
+        right_size = max(3 * self.block_columns, GRAM_COLUMNS) * AREA
         self.left_l0 = k.queue("a_l0", "L0A", "fp16", left_size, src="MTE1", dst="M")
         self.right_l0 = k.queue("b_l0", "L0B", "fp16", right_size, src="MTE1", dst="M")
-        # right operands that stay: GRAM fractals of ones, -1/2 on a diagonal, -1/2 for each block
-        fixed_size = (GRAM + 1 + self.block_columns) * AREA
+        # right operands that stay: ones, one fractal of -1/2 on its diagonal, -1/2 for each block
+        fixed_size = (GRAM_COLUMNS + 1 + self.block_columns) * AREA
         self.fixed = k.buffer("ones_l0", "L0B", "fp16", fixed_size)
         self.sums = k.queue("sums_l0", "L0C", "fp32", 2 * numbers_size, src="M", dst="V", depth=1)
         self.product = k.queue("c_l0", "L0C", "fp32", block_size, src="M", dst="V")
@@ -230,14 +232,15 @@ class _NormWriter:
         axis = Axis("tile", size // tile_rows, tile_rows, 0, first_row + odd_rows)
         k.each("vdup", tile_rows * AREA, (self.diagonal, 0), scalar=0.0)
         first_tiles = [Piece(Affine(1), first_row, odd_rows)] if odd_rows else []
-        first_tiles += [next(axis.turns(k, 1, i))[0] for i in range(min(3, axis.full))]
+        first_tiles += [axis.piece(k, i) for i in range(min(3, axis.full_count))]
         self._begin(*first_tiles[:2])
         if odd_rows:
             self._body(*first_tiles[:3])
-        for pieces in axis.turns(k, max(0, axis.full - 2), 0, 1, 2):
+        looped = max(0, axis.full_count - 2)
+        for pieces in axis.turns(k, looped, 0, 1, 2):
             self._body(*pieces)
-        for i in range(max(0, axis.full - 2), axis.full):
-            self._body(*(next(axis.turns(k, 1, n))[0] for n in range(i, axis.full)))
+        for first in range(looped, axis.full_count):
+            self._body(*(axis.piece(k, n) for n in range(first, axis.full_count)))
         self.ready.free()
         return k.finish()
 
@@ -254,7 +257,7 @@ class _NormWriter:
         self.x.dequeue()
         self.left_l0.alloc()  # tells the cube that `fixed` is there
         for i, (first_fractal, count) in enumerate(
-            ((0, GRAM), (GRAM, 1), (GRAM + 1, self.block_columns))
+            ((0, GRAM_COLUMNS), (GRAM_COLUMNS, 1), (GRAM_COLUMNS + 1, self.block_columns))
         ):
             to = self.fixed.region(first_fractal * AREA, (count, AREA))
             k.load2d(to, ones.region(i * AREA, (count, AREA), (0, 1)))
@@ -286,16 +289,18 @@ class _NormWriter:
             first_block, end_block = (
                 (self.full_blocks * eighth + 4) // 8 for eighth in (first_eighth, last_eighth)
             )
-            return end_block - first_block, lambda n: self._finish(
-                tile, mean_and_deviation, n + first_block
-            )
+
+            def finish(n: Affine) -> None:
+                self._finish(tile, mean_and_deviation, n + first_block, self.block_columns)
+
+            return end_block - first_block, finish
 
         if tile_behind:
             self._load(tile_behind)
         if next_tile:
             self._mean(next_tile)
             self._centre(next_tile, 1)
-            mixed(self.k, eighths(0, 2))
+            interleave(self.k, eighths(0, 2))
             self._squares(next_tile, 1, eighths(2, 7))
             self._root(next_tile)
         last_eighths = eighths(7 if next_tile else 0, 8)
@@ -303,7 +308,7 @@ class _NormWriter:
             self.x.dequeue()
             self._sums(tile_behind, 2, last_eighths)
         else:
-            mixed(self.k, last_eighths)
+            interleave(self.k, last_eighths)
         if self.odd_columns:
             self._finish(tile, mean_and_deviation, Affine(self.full_blocks), self.odd_columns)
         self.x.free()
@@ -312,7 +317,7 @@ class _NormWriter:
     # -- steps ------------------------------------------------------------------------------------
     def _all(self, main: Work, write: Callable[[Affine, int], None]) -> None:
         """Emit a step for all blocks of columns, interleaved with `main`; last, the odd columns."""
-        mixed(
+        interleave(
             self.k,
             main,
             (self.full_blocks, lambda i: write(i * self.block_columns, self.block_columns)),
@@ -407,14 +412,14 @@ class _NormWriter:
         k.each("vconv", count, (high, 0), number)
         k.each("vconv", count, remainder, (high, 0))
         k.each("vsub", count, remainder, number, remainder)
-        k.each("vmuls", count, remainder, remainder, scalar=HALF)
+        k.each("vmuls", count, remainder, remainder, scalar=LOW_FACTOR)
         k.each("vconv", count, (low, 0), remainder)
         to = self.out.alloc()
         blocks = (count, FRACTAL)
         # high numbers to all 16 columns, then low ones over the odd columns
         k.vector("vbrcb", to.region(0, blocks), high.region(0, count))
         k.vector("vbrcb", self.spare.region(0, blocks), low.region(0, count))
-        k.each("vcopy", count * FRACTAL, (to, 0), (self.spare, 0), mask=ODD)
+        k.each("vcopy", count * FRACTAL, (to, 0), (self.spare, 0), mask=ODD_LANES)
 
     def _centre(self, tile: Piece, ahead: int) -> None:
         """Emit C = (m 1' - X) / 2, which goes through UB back to L1."""
@@ -424,18 +429,18 @@ class _NormWriter:
         x = self._held(ahead)
         mean = self.mean.dequeue()
         centred = self.centred.alloc()
-        unit = _blocks(self.fixed, GRAM, 1, 1)
+        unit = _blocks(self.fixed, GRAM_COLUMNS, 1, 1)
 
         def write_centred(column: Affine, size: int) -> None:
             x_block = x.region(column * area, (size * rows, AREA))
             a = self._take(self.left_l0, x_block, mean.region(0, (rows, AREA)))
-            c = Tile(self.narrow, self.product.alloc().slot)
+            product = Tile(self.narrow, self.product.alloc().slot)
             # X (-1/2 unit matrix), a fractal at a time, then + (-m) (-1/2)
             with repeat(k, "block", size) as i:
-                k.mmad(_blocks(c, i * rows, 1, rows), _blocks(a, i * rows, rows, 1), unit)
+                k.mmad(_blocks(product, i * rows, 1, rows), _blocks(a, i * rows, rows, 1), unit)
             means = _blocks(a, size * rows, rows, 1)
-            minus_half = _blocks(self.fixed, GRAM + 1, 1, size)
-            k.mmad(_blocks(c, 0, size, rows), means, minus_half, accumulate=1)
+            minus_half = _blocks(self.fixed, GRAM_COLUMNS + 1, 1, size)
+            k.mmad(_blocks(product, 0, size, rows), means, minus_half, accumulate=1)
             self.left_l0.free()
             self.product.enqueue()
             c = Tile(self.narrow, self.product.dequeue().slot)
@@ -457,7 +462,7 @@ class _NormWriter:
         g = self.sums.alloc()
 
         def write_row(row: Affine) -> None:
-            for column, size in segments(k, "part", self.shape.columns, GRAM):
+            for column, size in segments(k, "part", self.shape.columns, GRAM_COLUMNS):
                 fractals_of_row = column * area + row * AREA, (size, AREA), (area, 1)
                 a = self._take(self.left_l0, c.region(*fractals_of_row), x.region(*fractals_of_row))
                 b = _blocks(self._take(self.right_l0, c.region(*fractals_of_row)), 0, size, 1)
@@ -469,7 +474,7 @@ class _NormWriter:
                 self.left_l0.free()
                 self.right_l0.free()
 
-        mixed(k, main, (rows, write_row))
+        interleave(k, main, (rows, write_row))
         self.centred.free()
         self.sums.enqueue()
 
@@ -516,12 +521,14 @@ class _NormWriter:
         self._send(mean_and_deviation.region(count * FRACTAL, count * FRACTAL))
         self.mean_and_deviation.enqueue()
 
-    def _finish(self, tile: Piece, mean_and_deviation: Tile, number: Affine, size: int = 0) -> None:
-        """Emit y = D / s for a block of columns, D = X diag(scale) - m scale' + s bias'."""
+    def _finish(self, tile: Piece, mean_and_deviation: Tile, number: Affine, size: int) -> None:
+        """Emit y = D / s for block `number` of `size` columns.
+
+        D = X diag(scale) - m scale' + s bias'
+        """
         k = self.k
         rows = tile.size
         area = tile.size * AREA
-        size = size or self.block_columns
         column = number * self.block_columns
         scale = self.constants["scale"]
         shape = (size, AREA)
@@ -535,8 +542,7 @@ class _NormWriter:
         d = self.product.alloc()
         with repeat(k, "block", size) as i:
             to = _blocks(d, i * rows, 1, rows)
-            left_operand = _blocks(a, i * rows, rows, 1)
-            k.mmad(to, left_operand, _blocks(b, i, 1, 1))
+            k.mmad(to, _blocks(a, i * rows, rows, 1), _blocks(b, i, 1, 1))
         # pass n = 1 adds -m scale', pass n = 2 adds s bias'
         for n in (1, 2):
             left_operand = _blocks(a, (size + n - 1) * rows, rows, 1)
@@ -561,23 +567,16 @@ class _NormWriter:
         k = self.k
         groups = tile.size * AREA // LANES
         area = tile.size * AREA
-        count = size
-        element_step = area
-        shape = (groups, LANES)
-        strides = (LANES, 1)
-        slope_strides = (LANES, 1)
-        if groups < size:
-            count = groups
-            element_step = LANES
-            shape = (size, LANES)
-            strides = (area, 1)
-            slope_strides = (0, 1)
-        with repeat(k, "step", count) as i:
-            slope_start = Affine() if slope_strides[0] else i * LANES
-            block = self.wide.region(i * element_step, shape, strides)
-            k.vector(
-                "vmul",
-                block,
-                block,
-                self.inverse_deviation.region(slope_start, shape, slope_strides, slot=tile.number),
-            )
+        factors = self.inverse_deviation
+        slot = tile.number
+        if groups >= size:
+            with repeat(k, "step", size) as column:
+                block = self.wide.region(column * area, (groups, LANES), (LANES, 1))
+                factor = factors.region(Affine(), (groups, LANES), (LANES, 1), slot=slot)
+                k.vector("vmul", block, block, factor)
+            return
+        with repeat(k, "step", groups) as group:
+            block = self.wide.region(group * LANES, (size, LANES), (area, 1))
+            # A stride of 0: the same 4 rows of factors for all columns.
+            factor = factors.region(group * LANES, (size, LANES), (0, 1), slot=slot)
+            k.vector("vmul", block, block, factor)

@@ -29,6 +29,8 @@ from ascend_lab.fused.tandem_schedules import TIMED, tandem_launches
 from ascend_lab.fused.tandem_shape import Tandem
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Kernel, Launch, as_kernel, renamed
+from ascend_lab.operators.kernels.conv_shape import ConvShape
+from ascend_lab.operators.kernels.epilogue import Epilogue
 
 
 def propose(graph: Graph, node: Node) -> Group | None:
@@ -68,7 +70,8 @@ def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
         return ()
     for i, node in enumerate(nodes):
         if i and node.has("convolution") and node.inputs[0] == nodes[i - 1].output:
-            means_start = len(nodes) - (nodes[-1].op == "global_avg_pool")
+            has_means = nodes[-1].op == "global_avg_pool"
+            means_start = len(nodes) - 1 if has_means else len(nodes)
             return nodes[:i], nodes[i:means_start], nodes[means_start:]
     return ()
 
@@ -85,26 +88,18 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
         needed = "two convolutions in a row, constants of their own"
         raise UnsupportedError(needed, "others", "cut here")
     point, pointwise_epilogue, pointwise_forms = conv_job(pointwise, chip)
-    depth, depthwise_epilogue, depthwise_forms = conv_job(depthwise, chip)
-    depthwise_jobs = [(depthwise_epilogue, depthwise_forms)]
-    if depth.mixed == 1 and depthwise_epilogue and not depthwise_epilogue.bias:
-        # Either unit can add a bias: the cube as a product ones x bias, the vector unit as a vadd.
-        # Which has less to do depends on the sizes, so both are written and timed.
-        depthwise_jobs.append(conv_job(depthwise, chip, cube_adds=True)[1:])
-    launches = [
-        (launch, job_forms)
-        for epilogue, job_forms in depthwise_jobs
-        for launch in tandem_launches(
-            Tandem(point, depth, pointwise_epilogue, epilogue, bool(pools)), chip
-        )
-    ]
+    depth, depthwise_jobs = _depthwise_jobs(depthwise, chip)
+    candidates: list[tuple[Launch, Mapping[str, Form]]] = []
+    for epilogue, forms in depthwise_jobs:
+        tandem = Tandem(point, depth, pointwise_epilogue, epilogue, bool(pools))
+        candidates += [(launch, forms) for launch in tandem_launches(tandem, chip)]
     # In a network the operator before has left x in L2.
     warm = replace(piece, graph=replace(piece.graph, inputs=(*piece.graph.inputs, "x")))
 
     def cycles(candidate: tuple[Launch, Mapping[str, Form]]) -> int:
         return near_cycles(as_kernel(candidate[0]), warm, chip)
 
-    launch, depthwise_forms = min(launches, key=cycles)
+    launch, depthwise_forms = min(candidates, key=cycles)
     names = {
         "x": piece.graph.nodes[0].inputs[0],
         "weight": weights[0],
@@ -120,6 +115,22 @@ def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
     kernel = Kernel("conv2d", (renamed(launch, names),))
     constants = {"ones": means.diagonal()} if pools else {}
     return Lowered(kernel, {**pointwise_forms, **depthwise_forms, **packed_forms}, constants)
+
+
+def _depthwise_jobs(
+    depthwise: Piece, chip: Chip
+) -> tuple[ConvShape, list[tuple[Epilogue | None, Mapping[str, Form]]]]:
+    """Return the depthwise convolution, and its epilogue with packed operands, in one way or two.
+
+    Either unit can add a bias: the cube as a product ones x bias, the vector unit as a vadd. Which
+    has less to do depends on the sizes, so both are written and timed.
+    """
+    depth, epilogue, forms = conv_job(depthwise, chip)
+    jobs: list[tuple[Epilogue | None, Mapping[str, Form]]] = [(epilogue, forms)]
+    if depth.mixed == 1 and epilogue and not epilogue.bias:
+        _, epilogue_with_bias, forms_with_bias = conv_job(depthwise, chip, cube_adds=True)
+        jobs.append((epilogue_with_bias, forms_with_bias))
+    return depth, jobs
 
 
 def unfused(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:

@@ -31,21 +31,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ascend_lab.fused import means as channel_means, tandem_shape
-from ascend_lab.fused.tandem_shape import (
-    AREA,
-    SUMS,
-    Band,
-    Half,
-    Tandem,
-    TandemSchedule,
-    bands_of,
-)
+from ascend_lab.fused.tandem_half import Half
+from ascend_lab.fused.tandem_shape import AREA, SUMS, Band, Tandem, TandemSchedule, bands_of
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, ceil_div
 from ascend_lab.operators.kernels import conv_windows
 from ascend_lab.operators.kernels.conv_tiles import load_l0b_weights
 from ascend_lab.operators.kernels.epilogue_emit import Channels, Memory, drain, held_channels
-from ascend_lab.operators.kernels.planes import Own, plane_launch
+from ascend_lab.operators.kernels.planes import PlaneShare, plane_launch
 from ascend_lab.operators.kernels.tiles import Area, chunks, repeat, segments, sum_queue
 
 FRACTAL_BYTES = AREA * DTYPE_BYTES["fp16"]
@@ -61,15 +54,19 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
     tandem_shape.check_tandem(tandem, chip)
     tandem_shape.check_division(tandem, chip, schedule)
     shape = tandem.depth
-    tandem = tandem.of(schedule.images)
-    totals = shape.blocks[1], shape.n // schedule.images, shape.out_hw[0]
-    channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))
+    interleaved = tandem.of(schedule.images)
+    channel_cores, image_cores, row_cores = schedule.grid
+    shares = (
+        chunks(shape.blocks[1], 1, channel_cores),
+        chunks(shape.n // schedule.images, 1, image_cores),
+        chunks(shape.out_hw[0], 1, row_cores),
+    )
 
-    def program(share: Own) -> Program:
-        return _TandemWriter(tandem, chip, schedule, share).program()
+    def program(share: PlaneShare) -> Program:
+        return _TandemWriter(interleaved, chip, schedule, share).program()
 
     name = f"tandem_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
-    return plane_launch(name, (channels, images, rows), program)
+    return plane_launch(name, shares, program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,9 @@ class _Unit:
 class _TandemWriter:
     """Writes the program of all cores whose shares have the same size."""
 
-    def __init__(self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, share: Own) -> None:
+    def __init__(
+        self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, share: PlaneShare
+    ) -> None:
         """Declare tensors and allocate queues.
 
         The order of allocations matters: later ones take the room that is left.
@@ -138,12 +137,7 @@ class _TandemWriter:
         # fractals of a tile of the pointwise half, of the depthwise half
         tiles = max(band.tile for band in self.bands), schedule.tile
         self.plane_elements = math.prod(shape.out_hw) // shape.mixed
-        self.mean_sums: channel_means.Means | None = None
-        if tandem.means:
-            units = count // self.blocks * share.images[0]
-            self.mean_sums = channel_means.Means(
-                k, tandem, self.bands, units, self.blocks, max(tiles)
-            )
+        self.mean_sums = self._new_mean_sums(max(tiles)) if tandem.means else None
         self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
         self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane_elements * FRACTAL)
         planes_size = self.blocks * plane_size
@@ -162,6 +156,11 @@ class _TandemWriter:
             "x_l1", "L1", "fp16", c1 * plane_size, src="MTE2", dst="MTE1", depth=slots
         )
         self._allocate_l0(chip, tiles)
+
+    def _new_mean_sums(self, tile: int) -> channel_means.Means:
+        """Allocate what the means of channels need; `tile` is the most fractals of a tile."""
+        units = self.share.channels[0] // self.blocks * self.share.images[0]
+        return channel_means.Means(self.k, self.tandem, self.bands, units, self.blocks, tile)
 
     def _allocate_weights(self, chip: Chip) -> None:
         """Allocate weights in L1, a queue that both halves use, and in L0B, a queue for each."""
@@ -229,7 +228,7 @@ class _TandemWriter:
             for index, band in enumerate(self.bands):
                 first_unit = Affine(index * groups * images)
                 unit = _Unit(band, core_block, Affine(), first_image, first_unit, channels)
-                self._pipeline(unit, images)
+                _Pipeline(self, unit, images).write()
             if self.mean_sums:
                 # means are summed one unit late: the last unit is still missing
                 self.mean_sums.add(Affine(len(self.bands) * groups * images))
@@ -260,65 +259,7 @@ class _TandemWriter:
             self.k.load2d(self.ones.region(0, sizes), repeated)
             self.weights_queue.free()
 
-    def _pipeline(self, unit: _Unit, images: int) -> None:
-        """Alternate the pointwise half of each unit with the depthwise half of the unit before.
-
-        With 2 images of 3 groups of blocks, whose rows stay (p: pointwise, d: depthwise half):
-
-            p00 | p01 d00 | p02 d01 | p10 d02 | p11 d10 | p12 d11 | d12
-
-        The outer loop is over what stays: rows of an image, or weights of a group.
-        """
-        rows_stay = self.schedule.resident == "rows"
-        groups = self.share.channels[0] // self.blocks
-        outer, inner = (images, groups) if rows_stay else (groups, images)
-        start = Affine()
-        last_inner = Affine(inner - 1)
-        stays_queue = self.rows_queue if rows_stay else self.pointwise_half.weights_l0b
-
-        def unit_at(out: Affine, i: Affine, resident: Tile | None = None) -> _Unit:
-            image, group = (out, i) if rows_stay else (i, out)
-            block = group * self.blocks
-            number = unit.number + out * inner + i
-            next_unit = replace(unit, image=unit.image + image, block=block, number=number)
-            if rows_stay:
-                return replace(next_unit, x=resident)
-            return replace(next_unit, weights_l0b=resident)
-
-        def load(half: Half, out: Affine) -> Tile | None:
-            if rows_stay:
-                # rows are read by the pointwise half alone
-                return None if half.is_depthwise else self._load_rows(unit_at(out, start))
-            return self._load_weights(unit_at(out, start), half)
-
-        def inner_units(out: Affine, pointwise: Tile | None, depthwise: Tile | None) -> None:
-            for i, _ in segments(self.k, "unit", inner - 1, 1):
-                self._take_turns(unit_at(out, i + 1, pointwise), unit_at(out, i, depthwise))
-            stays_queue.free()
-
-        def last_unit(out: Affine, following: _Unit | None, depthwise: Tile | None) -> None:
-            self._take_turns(following, unit_at(out, last_inner, depthwise))
-            if not rows_stay:
-                self.depthwise_half.weights_l0b.free()
-
-        # what stays for the pointwise half, and for the depthwise half
-        pointwise = load(self.pointwise_half, start)
-        self._take_turns(unit_at(start, start, pointwise), None)
-        depthwise = load(self.depthwise_half, start)
-        for out, _ in segments(self.k, "next", outer - 1, 1):
-            inner_units(out, pointwise, depthwise)
-            pointwise = load(self.pointwise_half, out + 1)
-            last_unit(out, unit_at(out + 1, start, pointwise), depthwise)
-            depthwise = load(self.depthwise_half, out + 1)
-        # After the loop the queue slots are those of its last pass, `outer` - 2 slots after those
-        # of the first.
-        later_slots = max(0, outer - 2)
-        pointwise = _slots_later(pointwise, later_slots)
-        depthwise = _slots_later(depthwise, later_slots)
-        inner_units(Affine(outer - 1), pointwise, depthwise)
-        last_unit(Affine(outer - 1), None, depthwise)
-
-    def _take_turns(self, pointwise_unit: _Unit | None, depthwise_unit: _Unit | None) -> None:
+    def take_turns(self, pointwise_unit: _Unit | None, depthwise_unit: _Unit | None) -> None:
         """Alternate tiles of the pointwise half of one unit and of the depthwise half of another.
 
         One of them has more work for the cube, the other for the vector unit.
@@ -329,9 +270,11 @@ class _TandemWriter:
         # The pointwise half opens first and closes at the last tile; the depthwise half opens after
         # the first pointwise tile and closes at the end.
         with ExitStack() as depthwise_stack, ExitStack() as pointwise_stack:
-            pointwise_tile = None
-            if pointwise_unit:
-                pointwise_tile = pointwise_stack.enter_context(self._pointwise(pointwise_unit))
+            pointwise_tile = (
+                pointwise_stack.enter_context(self._pointwise(pointwise_unit))
+                if pointwise_unit
+                else None
+            )
             for pair in self._tiles(any_unit.band):
                 if pointwise_tile and pair.has_pointwise:
                     pointwise_tile(pair)
@@ -413,14 +356,23 @@ class _TandemWriter:
                     size = min(tile_pixels, band.pixels - pixel.const)
                 m = ceil_div(size, FRACTAL)
                 # no padding, no rows above or below
-                columns = conv_windows.Seen(0, size, 0, 0, 0)
-                window = conv_windows.Window(conv_windows.Seen(0, 1, 0, 0, 0), columns, 0, m, size)
+                columns = conv_windows.InputRange(0, size, 0, 0, 0)
+                rows = conv_windows.InputRange(0, 1, 0, 0, 0)
+                window = conv_windows.Window(rows, columns, 0, m, size)
                 strides = (band.pixels * FRACTAL, size * FRACTAL, FRACTAL, 1)
                 view = x.region(pixel * FRACTAL, (c1, 1, size, FRACTAL), strides)
                 half.add(self.sums_queue, (self.l0a_queue, self.ones), window, view, weights)
                 # the epilogue takes the sums through UB into the slot of planes in L1
                 pieces = ((0, pixel, size),)
-                area = Area(Affine(), pieces, self.blocks, band.pixels, 1, m, size)
+                area = Area(
+                    base=Affine(),
+                    pieces=pieces,
+                    blocks=self.blocks,
+                    plane=band.pixels,
+                    step=1,
+                    fractals=m,
+                    pixels=size,
+                )
                 drain(half.finish, self.sums_queue, ((planes, area),), first_block, channels)
 
             yield tile
@@ -482,24 +434,21 @@ class _TandemWriter:
     @contextmanager
     def _rows(self, unit: _Unit) -> Iterator[Tile]:
         """Hold in L1 the rows of an image that a band reads, in all channels."""
-        yield unit.x or self._load_rows(unit)
+        yield unit.x or self.load_rows(unit)
         if not unit.x:
             self.rows_queue.free()
 
-    def _load_rows(self, unit: _Unit) -> Tile:
+    def load_rows(self, unit: _Unit) -> Tile:
         """Load a band's rows to L1; with several images as one, the rows of all of them."""
         point = self.tandem.point
         band = unit.band
         c1 = point.blocks[0]
         images = point.mixed
-        seen_rows_columns = (
-            conv_windows.Seen(band.first_seen * images, band.depth.h * images, 0, 0, 0),
-            conv_windows.Seen(0, point.w, 0, 0, 0),
-        )
+        rows = conv_windows.InputRange(band.first_seen * images, band.depth.h * images, 0, 0, 0)
+        columns = conv_windows.InputRange(0, point.w, 0, 0, 0)
+        window = conv_windows.Window(rows, columns, 0, 0, 0)
         blocks = unit.image * (c1 * images), c1
-        source = conv_windows.rows_of(
-            point, self.x, conv_windows.Window(*seen_rows_columns, 0, 0, 0), blocks, Affine()
-        )
+        source = conv_windows.rows_of(point, self.x, window, blocks, Affine())
         self.k.copy(self.rows_queue.alloc().region(0, source.sizes), source)
         self.rows_queue.enqueue()
         return self.rows_queue.dequeue()
@@ -507,11 +456,11 @@ class _TandemWriter:
     @contextmanager
     def _weights(self, unit: _Unit, half: Half) -> Iterator[Tile]:
         """Hold in L0B the weights of a unit, followed by the bias if the cube adds it."""
-        yield unit.weights_l0b or self._load_weights(unit, half)
+        yield unit.weights_l0b or self.load_weights(unit, half)
         if not unit.weights_l0b:
             half.weights_l0b.free()
 
-    def _load_weights(self, unit: _Unit, half: Half) -> Tile:
+    def load_weights(self, unit: _Unit, half: Half) -> Tile:
         """Load a unit's weights to L0B, followed by the bias if the cube adds it."""
         source = half.weights(unit.core_block + unit.block)
         self.k.copy(self.weights_queue.alloc().region(0, source.sizes), source)
@@ -531,3 +480,77 @@ class _TandemWriter:
 def _slots_later(tile: Tile | None, slots: int) -> Tile | None:
     """Return the tile that is `slots` slots later in its queue; None for None."""
     return tile and replace(tile, slot=tile.slot + slots)
+
+
+class _Pipeline:
+    """The units of a band: the pointwise half of each with the depthwise half of the one before.
+
+    With 2 images of 3 groups of blocks, whose rows stay (p: pointwise, d: depthwise half):
+
+        p00 | p01 d00 | p02 d01 | p10 d02 | p11 d10 | p12 d11 | d12
+
+    The outer loop is over what stays in L1 or L0B: rows of an image, or weights of a group. A
+    method's `out` is the number of its turn.
+    """
+
+    def __init__(self, writer: _TandemWriter, first_unit: _Unit, images: int) -> None:
+        """Prepare the loops over `images` images and over the core's groups of blocks."""
+        self.writer = writer
+        self.first_unit = first_unit
+        self.rows_stay = writer.schedule.resident == "rows"
+        groups = writer.share.channels[0] // writer.blocks
+        self.outer, self.inner = (images, groups) if self.rows_stay else (groups, images)
+
+    def write(self) -> None:
+        """Write all units."""
+        writer = self.writer
+        start = Affine()
+        # what stays for the pointwise half, and for the depthwise half
+        pointwise = self._load(writer.pointwise_half, start)
+        writer.take_turns(self._unit(start, start, pointwise), None)
+        depthwise = self._load(writer.depthwise_half, start)
+        for out, _ in segments(writer.k, "next", self.outer - 1, 1):
+            self._inner_units(out, pointwise, depthwise)
+            pointwise = self._load(writer.pointwise_half, out + 1)
+            self._last_unit(out, self._unit(out + 1, start, pointwise), depthwise)
+            depthwise = self._load(writer.depthwise_half, out + 1)
+        # After the loop the queue slots are those of its last turn, `outer` - 2 slots after those
+        # of the first.
+        later_slots = max(0, self.outer - 2)
+        last_out = Affine(self.outer - 1)
+        last_depthwise = _slots_later(depthwise, later_slots)
+        self._inner_units(last_out, _slots_later(pointwise, later_slots), last_depthwise)
+        self._last_unit(last_out, None, last_depthwise)
+
+    def _unit(self, out: Affine, i: Affine, resident: Tile | None = None) -> _Unit:
+        """Return unit `i` of the inner loop, with what stays for it."""
+        first = self.first_unit
+        image, group = (out, i) if self.rows_stay else (i, out)
+        unit = replace(
+            first,
+            image=first.image + image,
+            block=group * self.writer.blocks,
+            number=first.number + out * self.inner + i,
+        )
+        return replace(unit, x=resident) if self.rows_stay else replace(unit, weights_l0b=resident)
+
+    def _load(self, half: Half, out: Affine) -> Tile | None:
+        """Load what stays for one half; rows are read by the pointwise half alone."""
+        unit = self._unit(out, Affine())
+        if not self.rows_stay:
+            return self.writer.load_weights(unit, half)
+        return None if half.is_depthwise else self.writer.load_rows(unit)
+
+    def _inner_units(self, out: Affine, pointwise: Tile | None, depthwise: Tile | None) -> None:
+        """Write all turns but the last, after which the pointwise half needs no more of its own."""
+        writer = self.writer
+        for i, _ in segments(writer.k, "unit", self.inner - 1, 1):
+            writer.take_turns(self._unit(out, i + 1, pointwise), self._unit(out, i, depthwise))
+        queue = writer.rows_queue if self.rows_stay else writer.pointwise_half.weights_l0b
+        queue.free()
+
+    def _last_unit(self, out: Affine, following: _Unit | None, depthwise: Tile | None) -> None:
+        """Write the last depthwise half of a turn, with the first pointwise half of the next."""
+        self.writer.take_turns(following, self._unit(out, Affine(self.inner - 1), depthwise))
+        if not self.rows_stay:
+            self.writer.depthwise_half.weights_l0b.free()

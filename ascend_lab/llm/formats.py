@@ -22,6 +22,7 @@ from ascend_lab.limits import shown
 from ascend_lab.machine.chip import Chip
 
 WIDE_BYTES = 2
+"""Bytes of a number in the two-byte formats, bf16 and fp16."""
 CUBE_AND_VECTOR = "cube and vector"
 """The unit of kernels that start cube and vector cores together.
 
@@ -29,6 +30,7 @@ Examples are grouped products, and int8 products whose vector cores rescale the 
 tile: GroupedMatmul and QuantBatchMatmulV3 of CANN's operator library.
 """
 INT4 = "int4"
+"""The format of weights of four bits, two in a byte."""
 GROUP = 128
 """Weights of a column that share a scale in w4a16."""
 
@@ -38,8 +40,8 @@ class Format:
     """A number format of weights, activations and cache.
 
     `main` is the two-byte format of activations between products, and `in_bytes` is true if they
-    are quantised to int8 for products. `weight_bytes` are the bytes of one weight with its share of
-    a scale, `cache_bytes` those of one number of a latent vector in the cache.
+    are quantised to int8, one byte each, for products. `weight_bytes` are the bytes of one weight
+    with its share of a scale, `cache_bytes` those of one number of a latent vector in the cache.
     """
 
     name: str
@@ -53,7 +55,8 @@ def format_of(name: str, chip: Chip) -> Format:
     """Return a format on a chip; raises `InputError` if it is unknown or the chip lacks it."""
     has_bf16 = "bf16" in chip.cube
     main = "bf16" if has_bf16 else "fp16"
-    formats = {
+    formats = {"bf16": Format("bf16", "bf16", WIDE_BYTES)} if has_bf16 else {}
+    formats |= {
         "fp16": Format("fp16", "fp16", WIDE_BYTES),
         "w8a8": Format("w8a8", main, 1.0, in_bytes=True),
         "w8a8c8": Format("w8a8c8", main, 1.0, in_bytes=True, cache_bytes=1),
@@ -61,8 +64,6 @@ def format_of(name: str, chip: Chip) -> Format:
         # 4 bits, and 2 bytes of a scale for 128 weights: 0.5 + 2 / 128 = 0.5156 bytes a weight.
         "w4a16": Format("w4a16", main, 0.5 + WIDE_BYTES / GROUP),
     }
-    if has_bf16:
-        formats = {"bf16": Format("bf16", "bf16", WIDE_BYTES)} | formats
     if name == "bf16" and not has_bf16:
         needed = f"a format of {chip.name}: {', '.join(formats)}"
         raise InputError(needed, "bf16", "it computes in fp16: take that format")
@@ -114,9 +115,8 @@ class Caller:
         attributes: dict[str, object] | None = None,
     ) -> Work:
         """Return the work of a kernel whose operands come from memory."""
-        attributes = attributes or {}
         return Work(
-            operator, self.chip.name, shapes, dtypes=dtypes, attributes=attributes, l2="cold"
+            operator, self.chip.name, shapes, dtypes=dtypes, attributes=attributes or {}, l2="cold"
         )
 
     def product(self, name: str, rows: int, depth: int, columns: int) -> Call:
@@ -142,13 +142,15 @@ class Caller:
         macs = float(rows) * depth * columns
         if self.format.in_bytes:
             to_int8 = self.call(f"{name}.quantise", "dynamic_quant", (rows, depth))
-            shapes: Shapes = ((rows, depth), (columns, depth))
-            work = self.work("matmul", shapes, self._int8_product_dtypes(), {"trans_b": True})
-            product = Call(name, work, CUBE_AND_VECTOR, weight_bytes=weight_bytes, macs=macs)
+            operands = ((rows, depth), (columns, depth))
+            int8_work = self.work(
+                "matmul", operands, self._int8_product_dtypes(), {"trans_b": True}
+            )
+            product = Call(name, int8_work, CUBE_AND_VECTOR, weight_bytes=weight_bytes, macs=macs)
             return [to_int8, product]
         # Activations, weights, scales: a depth of 4096 has 32 scales a column.
         shapes = ((rows, depth), (depth, columns), (depth // GROUP, columns))
-        dtypes = (self.format.main, "int4", self.format.main)
+        dtypes = (self.format.main, INT4, self.format.main)
         work = self.work("weight_quant_batch_matmul", shapes, dtypes)
         return [Call(name, work, "cube", weight_bytes=weight_bytes, macs=macs)]
 

@@ -31,11 +31,17 @@ from ascend_lab.llm.plan import Shard
 LOWEST = -10000.0
 """A number below every score and within the range of fp16; softmax turns it into 0."""
 CACHED_GRAPHS = 256
+"""Graphs of each kind that are kept: those of one shape are built once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """The sizes of a step of one group: sequences, new tokens of each, and pages of the cache."""
+    """The sizes of a step of one group.
+
+    `phase` is "decode" or "prefill", `batch` the number of sequences, `tokens` the new tokens of
+    each. A sequence's block table has `table_pages` entries, and the cache has `pages` pages of
+    `page_tokens` tokens each.
+    """
 
     phase: str
     batch: int
@@ -139,10 +145,10 @@ def _attention(
     # qwen3_8b decodes with 32 heads on 8 heads of keys: (batch, 8, 4, 128) times (batch, 8, 128,
     # keys) reads each key once for 4 heads.
     grouped = (batch, kv_heads, heads // kv_heads * tokens)
-    q = net.reshape(net.muls(q, number=scale), shape=(*grouped, dim))
+    grouped_q = net.reshape(net.muls(q, number=scale), shape=(*grouped, dim))
     # (batch, kv_heads, heads / kv_heads * tokens, keys)
-    scores = net.batch_matmul(q, k, trans_b=True, name="attention.scores")
-    scores = net.reshape(scores, shape=(batch, heads, tokens, step.keys))
+    grouped_scores = net.batch_matmul(grouped_q, k, trans_b=True, name="attention.scores")
+    scores = net.reshape(grouped_scores, shape=(batch, heads, tokens, step.keys))
     mask = net.input("mask", (batch, 1, tokens, step.keys))
     weights = net.reshape(net.softmax(net.add(scores, mask)), shape=(*grouped, step.keys))
     results = net.batch_matmul(weights, v, name="attention.results")
@@ -185,19 +191,20 @@ def _grouped(
     qkv = _linear(net, x, width + 2 * kv_width, "qkv")
     if attention.bias:
         qkv = net.add(qkv, net.input("qkv.bias", (width + 2 * kv_width,)))
-    q, k, v = net.split(qkv, sizes=(width, kv_width, kv_width), axis=1)
-    q = net.reshape(q, shape=(rows, shard.heads, dim))
-    k = net.reshape(k, shape=(rows, shard.kv_heads, dim))
+    new_q, new_k, new_v = net.split(qkv, sizes=(width, kv_width, kv_width), axis=1)
+    # (rows, heads, dim), as norms and rotations treat each head by itself
+    q_heads = net.reshape(new_q, shape=(rows, shard.heads, dim))
+    k_heads = net.reshape(new_k, shape=(rows, shard.kv_heads, dim))
     if attention.qk_norm:
-        q = net.rms_norm(q, net.input("q.norm", (dim,)))
-        k = net.rms_norm(k, net.input("k.norm", (dim,)))
+        q_heads = net.rms_norm(q_heads, net.input("q.norm", (dim,)))
+        k_heads = net.rms_norm(k_heads, net.input("k.norm", (dim,)))
     cos, sin = _angles(net, rows, dim)
-    q = _rotated(net, q, cos, sin)
-    k = net.reshape(_rotated(net, k, cos, sin), shape=(rows, kv_width))
-    cached = _update_cache(net, step, net.concat(k, v, axis=1))
+    q_rotated = _rotated(net, q_heads, cos, sin)
+    k_rows = net.reshape(_rotated(net, k_heads, cos, sin), shape=(rows, kv_width))
+    cached = _update_cache(net, step, net.concat(k_rows, new_v, axis=1))
     k, v = net.split(cached, sizes=(kv_width, kv_width), axis=2)
     operands = (
-        _by_head(net, net.reshape(q, shape=(rows, width)), step.batch, shard.heads),
+        _by_head(net, net.reshape(q_rotated, shape=(rows, width)), step.batch, shard.heads),
         _by_head(net, k, step.batch, shard.kv_heads),
         _by_head(net, v, step.batch, shard.kv_heads),
     )
@@ -218,21 +225,22 @@ def _latent(
     rank = attention.kv_rank
     nope_dim = attention.nope_dim
     rope_dim = attention.rope_dim
-    q = x
+    q_input = x
     if attention.q_rank:
-        q = _linear(net, x, attention.q_rank, "q.down")
-        q = net.rms_norm(q, net.input("q.norm", (attention.q_rank,)))
-    q = _linear(net, q, heads * (nope_dim + rope_dim), "q.up")
-    q = net.reshape(q, shape=(rows, heads, nope_dim + rope_dim))
+        q_down = _linear(net, x, attention.q_rank, "q.down")
+        q_input = net.rms_norm(q_down, net.input("q.norm", (attention.q_rank,)))
+    q_rows = _linear(net, q_input, heads * (nope_dim + rope_dim), "q.up")
+    q = net.reshape(q_rows, shape=(rows, heads, nope_dim + rope_dim))
     # deepseek_v3: 128 numbers of a head without positions, and 64 that rotate with the position.
-    q_nope, q_rope = net.split(q, sizes=(nope_dim, rope_dim), axis=2)
+    q_nope, q_unrotated = net.split(q, sizes=(nope_dim, rope_dim), axis=2)
     down = _linear(net, x, rank + rope_dim, "kv.down")
-    latent, k_rope = net.split(down, sizes=(rank, rope_dim), axis=1)
-    latent = net.rms_norm(latent, net.input("kv.norm", (rank,)))
+    unnormed, k_unrotated = net.split(down, sizes=(rank, rope_dim), axis=1)
+    latent = net.rms_norm(unnormed, net.input("kv.norm", (rank,)))
     cos, sin = _angles(net, rows, rope_dim)
-    q_rope = _rotated(net, q_rope, cos, sin)
-    k_rope = _rotated(net, net.reshape(k_rope, shape=(rows, 1, rope_dim)), cos, sin)
-    k_rope = net.reshape(k_rope, shape=(rows, rope_dim))
+    q_rope = _rotated(net, q_unrotated, cos, sin)
+    # All heads share the rotated part of a key: for `_rotated` it is one head.
+    k_head = _rotated(net, net.reshape(k_unrotated, shape=(rows, 1, rope_dim)), cos, sin)
+    k_rope = net.reshape(k_head, shape=(rows, rope_dim))
     cached = _update_cache(net, step, net.concat(latent, k_rope, axis=1))
     if step.phase == "prefill":
         keys = (latent, k_rope)
@@ -257,17 +265,21 @@ def _latent_in_full(
     rows, heads, nope_dim = q_nope.shape
     rope_dim = attention.rope_dim
     value_dim = attention.value_dim
-    up = _linear(net, latent, heads * (nope_dim + value_dim), "kv.up")
-    up = net.reshape(up, shape=(rows, heads, nope_dim + value_dim))
+    up_rows = _linear(net, latent, heads * (nope_dim + value_dim), "kv.up")
+    up = net.reshape(up_rows, shape=(rows, heads, nope_dim + value_dim))
     k_nope, v = net.split(up, sizes=(nope_dim, value_dim), axis=2)
-    k_rope = net.reshape(k_rope, shape=(rows, 1, rope_dim))
+    k_one_head = net.reshape(k_rope, shape=(rows, 1, rope_dim))
     # All heads share the part with the position: (rows, 1, 64) is repeated for each.
-    k_rope = net.expand(k_rope, shape=(rows, heads, rope_dim))
+    k_all_heads = net.expand(k_one_head, shape=(rows, heads, rope_dim))
     q = net.concat(q_nope, q_rope, axis=2)
-    k = net.concat(k_nope, k_rope, axis=2)
-    flat = (net.reshape(operand, shape=(rows, -1)) for operand in (q, k, v))
-    q, k, v = (_by_head(net, operand, step.batch, heads) for operand in flat)
-    return _attention(net, step, (q, k, v), (nope_dim + rope_dim) ** -0.5)
+    k = net.concat(k_nope, k_all_heads, axis=2)
+    flat_q, flat_k, flat_v = (net.reshape(operand, shape=(rows, -1)) for operand in (q, k, v))
+    operands = (
+        _by_head(net, flat_q, step.batch, heads),
+        _by_head(net, flat_k, step.batch, heads),
+        _by_head(net, flat_v, step.batch, heads),
+    )
+    return _attention(net, step, operands, (nope_dim + rope_dim) ** -0.5)
 
 
 def _latent_absorbed(
@@ -287,22 +299,23 @@ def _latent_absorbed(
     rope_dim = attention.rope_dim
     value_dim = attention.value_dim
     scale = (nope_dim + rope_dim) ** -0.5
-    up = net.input("kv.up", (heads * (nope_dim + value_dim), rank))
-    up = net.reshape(up, shape=(heads, nope_dim + value_dim, rank))
+    up_matrix = net.input("kv.up", (heads * (nope_dim + value_dim), rank))
+    up = net.reshape(up_matrix, shape=(heads, nope_dim + value_dim, rank))
     w_k, w_v = net.split(up, sizes=(nope_dim, value_dim), axis=1)
     # (heads, rows, nope_dim) times (heads, nope_dim, rank): each head has a matrix of its own.
-    q_nope = net.transpose(q_nope, perm=(1, 0, 2))
-    absorbed = net.batch_matmul(q_nope, w_k, name="q.absorb")
-    q = net.concat(net.transpose(absorbed, perm=(1, 0, 2)), q_rope, axis=2)
-    q = net.reshape(q, shape=(rows, heads * (rank + rope_dim)))
+    q_by_head = net.transpose(q_nope, perm=(1, 0, 2))
+    absorbed = net.batch_matmul(q_by_head, w_k, name="q.absorb")
+    q_heads = net.concat(net.transpose(absorbed, perm=(1, 0, 2)), q_rope, axis=2)
+    q = net.reshape(q_heads, shape=(rows, heads * (rank + rope_dim)))
     k = _by_head(net, cached, step.batch, 1)
     # The cached row (c, k_rope) is the key, and c alone is the value.
     v, _ = net.split(k, sizes=(rank, rope_dim), axis=3)
     results = _attention(net, step, (_by_head(net, q, step.batch, heads), k, v), scale)
-    results = net.transpose(net.reshape(results, shape=(rows, heads, rank)), perm=(1, 0, 2))
+    latents = net.reshape(results, shape=(rows, heads, rank))
+    latents_by_head = net.transpose(latents, perm=(1, 0, 2))
     # (heads, rows, rank) times (heads, value_dim, rank) transposed: (heads, rows, value_dim).
-    values = net.batch_matmul(results, w_v, trans_b=True, name="v.absorb")
-    values = net.transpose(values, perm=(1, 0, 2))
+    values_by_head = net.batch_matmul(latents_by_head, w_v, trans_b=True, name="v.absorb")
+    values = net.transpose(values_by_head, perm=(1, 0, 2))
     by_token: Value = net.reshape(values, shape=(rows, heads * value_dim))
     return by_token
 

@@ -154,16 +154,16 @@ class LayerCalls:
         calls: list[Call] = []
         if attention.q_rank:
             calls += caller.linear("q.down", self.rows, hidden, attention.q_rank)
-            shape = (self.rows, attention.q_rank)
-            calls.append(caller.call("q.norm", "rms_norm", shape, shape[1:]))
+            q_shape = (self.rows, attention.q_rank)
+            calls.append(caller.call("q.norm", "rms_norm", q_shape, q_shape[1:]))
             calls += caller.linear("q.up", self.rows, attention.q_rank, width)
         else:
             calls += caller.linear("q", self.rows, hidden, width)
         # In w8a8 the first projection has already quantised x: only the product is added.
         latent_width = attention.kv_rank + attention.rope_dim
         calls.append(caller.linear("kv.down", self.rows, hidden, latent_width)[-1])
-        shape = (self.rows, attention.kv_rank)
-        calls.append(caller.call("kv.norm", "rms_norm", shape, shape[1:]))
+        kv_shape = (self.rows, attention.kv_rank)
+        calls.append(caller.call("kv.norm", "rms_norm", kv_shape, kv_shape[1:]))
         calls.append(self._rotary(self.shard.heads, 1, attention.rope_dim))
         calls.append(self._write_cache(latent_width))
         return calls
@@ -333,8 +333,9 @@ class LayerCalls:
         calls.append(Call("tokens.to", work, fetches_code=True))
         if self.sends_tokens:
             counts = (self.plan.ep, self.shard.experts)
-            work = caller.work("moe_re_routing", ((expert_rows, hidden), counts), (dtype, "int32"))
-            calls.append(Call("tokens.order", work, fetches_code=True))
+            received = ((expert_rows, hidden), counts)
+            order_work = caller.work("moe_re_routing", received, (dtype, "int32"))
+            calls.append(Call("tokens.order", order_work, fetches_code=True))
         return calls
 
     def _from_experts(self, experts: Experts, expert_rows: int) -> list[Call]:
@@ -347,8 +348,9 @@ class LayerCalls:
         tokens = self.routed_tokens
         calls = []
         if self.sends_tokens:
-            work = caller.work("gather", ((expert_rows, hidden), (expert_rows,)), (main, "int32"))
-            calls.append(Call("tokens.unsort", work, fetches_code=True))
+            results = ((expert_rows, hidden), (expert_rows,))
+            unsort_work = caller.work("gather", results, (main, "int32"))
+            calls.append(Call("tokens.unsort", unsort_work, fetches_code=True))
         copied = tokens * experts.chosen if self.sends_tokens else expert_rows
         places = (tokens * experts.chosen,)
         shapes = ((copied, hidden), places, (tokens, hidden), (tokens, experts.chosen))

@@ -56,7 +56,7 @@ USUAL_CLUSTER = {"Ascend910A": "910a-server", "Ascend910B": "910b-server", "Asce
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A chip, its cluster (None: one device), and the gap between kernels."""
+    """A chip, its cluster (None: one device), and the mode, a name of `GAPS`."""
 
     chip: Chip
     topology: Topology | None
@@ -75,15 +75,15 @@ def machine_of(chip: Chip | str, cluster: str, plan: Plan, mode: str = "graph") 
     Raises `InputError` for an unknown mode, a plan of too many devices, a cluster with too few
     devices, and a plan of several devices on a chip without a known cluster.
     """
-    chip = load_chip(chip) if isinstance(chip, str) else chip
+    loaded = load_chip(chip) if isinstance(chip, str) else chip
     if mode not in GAPS:
         raise InputError(f"a mode: {', '.join(GAPS)}", shown(mode), "write one of them")
     if plan.devices > MAX_DEVICES:
         needed = f"a plan of at most {MAX_DEVICES} devices"
         raise InputError(needed, f"{plan.devices} ({plan})", "lower one of its numbers")
     if plan.devices == 1 and not cluster:
-        return Machine(chip, None, mode)
-    return Machine(chip, _topology(chip, cluster, plan), mode)
+        return Machine(loaded, None, mode)
+    return Machine(loaded, _topology(loaded, cluster, plan), mode)
 
 
 def _topology(chip: Chip, cluster: str, plan: Plan) -> Topology:

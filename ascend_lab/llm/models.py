@@ -23,14 +23,20 @@ from ascend_lab.limits import read_file, shown
 
 TABLES = Path(__file__).with_name("models.toml")
 PREFIX = "zoo:"
+"""Begins a name that stands for a table of `models.toml`, as "zoo:qwen3_8b"."""
 TABLE_BYTES = 1 << 20
+"""Largest file of a user's own table that is read."""
 LARGEST_SIZE = 1 << 24
 """Largest number of a table; a larger one is taken for a mistake of units."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedAttention:
-    """Attention in which `heads / kv_heads` query heads share the keys and values of one head."""
+    """Attention in which `heads / kv_heads` query heads share the keys and values of one head.
+
+    `head_dim` is the length of a head's query, key and value. With `qk_norm` queries and keys pass
+    a norm of their own, head by head; with `bias` the projections to q, k and v add biases.
+    """
 
     heads: int
     kv_heads: int
@@ -68,7 +74,9 @@ class LatentAttention:
     """Attention whose heads share one latent vector per token (DeepSeek-V2, section 2.1).
 
     The cache holds `kv_rank` latent numbers and `rope_dim` numbers of a key that carries the
-    position. `q_rank` 0 means that queries are computed without a latent vector of their own.
+    position. `q_rank` 0 means that queries are computed without a latent vector of their own. A
+    head's query and key have `nope_dim` numbers without a position and `rope_dim` that rotate with
+    it, and its value has `value_dim` numbers.
     """
 
     heads: int
@@ -89,7 +97,10 @@ class LatentAttention:
         return self.heads * self.value_dim
 
     def weights(self, hidden: int) -> int:
-        """Return the weights of the five projections and the two norms of a layer."""
+        """Return the weights of a layer's projections and norms.
+
+        There are five and two of them, or four and one if `q_rank` is 0.
+        """
         if self.q_rank:
             queries = hidden * self.q_rank + self.q_rank + self.q_rank * self.query_width
         else:
@@ -232,9 +243,9 @@ def decoder_of(name: str, table: Mapping[str, Any], where: str) -> Decoder:
     attention_table = table.get("attention", {})
     if not isinstance(attention_table, Mapping):
         raise InputError(f"{where}: a table [attention]", shown(attention_table), "write one")
-    attention_class: type[Attention] = GroupedAttention
-    if "kv_rank" in attention_table:
-        attention_class = LatentAttention
+    attention_class: type[Attention] = (
+        LatentAttention if "kv_rank" in attention_table else GroupedAttention
+    )
     attention = _record(attention_class, attention_table, f"{where}: attention")
     experts = None
     if isinstance(table.get("experts"), Mapping):

@@ -12,13 +12,14 @@ ep 16, 32 devices form 16 sets of 2, and each of the two has half of every exper
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ascend_lab.errors import InputError
-from ascend_lab.llm.models import Decoder, GroupedAttention
+from ascend_lab.llm.models import Decoder, Experts, GroupedAttention
 
 PHASES = ("decode", "prefill")
 MAX_DEVICES = 1024
+"""Largest number of devices of a plan; a larger number is taken for a mistake."""
 MAX_TOKENS = 1 << 27
 """Largest product of sequences and tokens of a step; a larger number is taken for a mistake."""
 
@@ -108,7 +109,8 @@ class Shard:
     """The part of a decoder on one device: its layers, heads, columns, words and experts.
 
     If the decoder has fewer heads of keys than `tp`, each device has one, and several have the
-    same one.
+    same one. `words` are the rows of the vocabulary whose scores the device computes; a width is a
+    number of columns, and a decoder without experts has 0 of the last three.
     """
 
     layers: int
@@ -123,6 +125,32 @@ class Shard:
 
 def shard_of(decoder: Decoder, plan: Plan) -> Shard:
     """Return the largest shard of a plan; raises `InputError` if it does not divide the decoder."""
+    _check_degrees(plan)
+    attention = decoder.attention
+    _check_divides("tp", plan.tp, attention.heads, f"heads of {decoder.name}")
+    kv_heads = 1
+    if isinstance(attention, GroupedAttention):
+        kv_heads = _kv_heads(attention, plan.tp)
+    if decoder.dense_layers:
+        _check_divides("tp", plan.tp, decoder.dense_width, "columns of the dense block")
+    if plan.pp > decoder.layers:
+        raise InputError(f"pp of at most {decoder.layers} layers", str(plan.pp), "lower it")
+    if decoder.experts is None and plan.ep > 1:
+        raise InputError(f"ep 1: {decoder.name} has no experts", f"ep {plan.ep}", "leave ep out")
+    shard = Shard(
+        layers=math.ceil(decoder.layers / plan.pp),
+        heads=attention.heads // plan.tp,
+        kv_heads=kv_heads,
+        dense_width=decoder.dense_width // plan.tp,
+        words=math.ceil(decoder.vocabulary / plan.tp),
+    )
+    if decoder.experts is None:
+        return shard
+    return _with_experts(shard, decoder.experts, plan)
+
+
+def _check_degrees(plan: Plan) -> None:
+    """Raise `InputError` if a degree of a plan is out of range or it needs too many devices."""
     for name in ("tp", "ep", "dp", "pp"):
         value = getattr(plan, name)
         if not 1 <= value <= MAX_DEVICES:
@@ -130,43 +158,35 @@ def shard_of(decoder: Decoder, plan: Plan) -> Shard:
     if plan.devices > MAX_DEVICES:
         needed = f"at most {MAX_DEVICES} devices"
         raise InputError(needed, f"{plan.devices} ({plan})", "lower one of them")
-    attention = decoder.attention
-    _check_divides("tp", plan.tp, attention.heads, f"heads of {decoder.name}")
-    kv_heads = 1
-    if isinstance(attention, GroupedAttention):
-        # 8 heads of keys: with tp 4 a device has 2; with tp 16 it has 1, and two have the same.
-        kv_heads = max(1, attention.kv_heads // plan.tp)
-        if attention.kv_heads % plan.tp and plan.tp % attention.kv_heads:
-            needed = f"tp that divides {attention.kv_heads} heads of keys, or is a multiple of them"
-            raise InputError(needed, f"tp {plan.tp}", f"try {divisors_text(attention.kv_heads)}")
-    if decoder.dense_layers:
-        _check_divides("tp", plan.tp, decoder.dense_width, "columns of the dense block")
-    if plan.pp > decoder.layers:
-        raise InputError(f"pp of at most {decoder.layers} layers", str(plan.pp), "lower it")
-    experts = expert_width = shared_width = 0
-    if decoder.experts is None and plan.ep > 1:
-        raise InputError(f"ep 1: {decoder.name} has no experts", f"ep {plan.ep}", "leave ep out")
-    if decoder.experts is not None:
-        mixture = decoder.experts
-        _check_divides("ep", plan.ep, plan.stage_devices, "devices of a stage (tp dp)")
-        _check_divides("ep", plan.ep, mixture.count, "experts")
-        _check_divides("tp dp / ep", plan.expert_parts, mixture.width, "columns of an expert")
-        # deepseek_v3 with tp 4, dp 8, ep 16: 256 / 16 = 16 experts a device, each 2048 / 2 = 1024
-        # wide.
-        experts = mixture.count // plan.ep
-        expert_width = mixture.width // plan.expert_parts
-        _check_divides("tp", plan.tp, mixture.shared_width, "columns of the shared block")
-        # deepseek_v3 with tp 4: 2048 / 4 = 512 columns of the shared block a device.
-        shared_width = mixture.shared_width // plan.tp
-    return Shard(
-        layers=math.ceil(decoder.layers / plan.pp),
-        heads=attention.heads // plan.tp,
-        kv_heads=kv_heads,
-        dense_width=decoder.dense_width // plan.tp,
-        words=math.ceil(decoder.vocabulary / plan.tp),
-        experts=experts,
-        expert_width=expert_width,
-        shared_width=shared_width,
+
+
+def _kv_heads(attention: GroupedAttention, tp: int) -> int:
+    """Return the heads of keys on one of `tp` devices; raises `InputError` if they do not divide.
+
+    8 heads of keys: with tp 4 a device has 2; with tp 16 it has 1, and two have the same.
+    """
+    heads = attention.kv_heads
+    if heads % tp and tp % heads:
+        needed = f"tp that divides {heads} heads of keys, or is a multiple of them"
+        raise InputError(needed, f"tp {tp}", f"try {divisors_text(heads)}")
+    return max(1, heads // tp)
+
+
+def _with_experts(shard: Shard, mixture: Experts, plan: Plan) -> Shard:
+    """Return a shard with a device's part of the experts and of the shared block.
+
+    deepseek_v3 with tp 4, dp 8, ep 16: 256 / 16 = 16 experts a device, each 2048 / 2 = 1024 wide,
+    and 2048 / 4 = 512 columns of the shared block.
+    """
+    _check_divides("ep", plan.ep, plan.stage_devices, "devices of a stage (tp dp)")
+    _check_divides("ep", plan.ep, mixture.count, "experts")
+    _check_divides("tp dp / ep", plan.expert_parts, mixture.width, "columns of an expert")
+    _check_divides("tp", plan.tp, mixture.shared_width, "columns of the shared block")
+    return replace(
+        shard,
+        experts=mixture.count // plan.ep,
+        expert_width=mixture.width // plan.expert_parts,
+        shared_width=mixture.shared_width // plan.tp,
     )
 
 

@@ -6,7 +6,7 @@ time of one step:
 
     metric    microseconds per output token of a server: it serves `batch` requests at a time, reads
               each prompt once and generates `output` tokens for it, so that a token takes
-                  (output step + batch prefill of one prompt) / (batch output)
+                  (output step + batch / dp prefill of one prompt) / (batch output)
     accepted  time per output token with speculative decoding: a step has 1 + mtp queries and yields
               1 + accepted tokens
 
@@ -58,6 +58,7 @@ MODES: Mapping[str, str] = {
     "super": "super",
     "eager": "eager",
 }
+"""Mode that a source states -> the mode of `machine`."""
 UNSUPPORTED_FEATURES: Mapping[str, str] = {
     "gemma": "layers with a window of keys, a dense block beside the experts",
     "longcat": "two attentions a layer, experts that return their input",
@@ -82,11 +83,11 @@ def estimate_row(work: Work, own_chip: Chip | None) -> Estimate:
         raise UnsupportedError(
             f"a mode: {', '.join(MODES)}", shown(attributes["mode"]), "none is guessed"
         )
-    number_format = work.dtypes[0] if work.dtypes else ""
-    if not number_format:
+    stated_format = work.dtypes[0] if work.dtypes else ""
+    if not stated_format:
         raise InputError("dtype: the format of the weights", "none", "none is guessed")
-    if number_format == "bf16" and "bf16" not in chip.cube:
-        number_format = "fp16"
+    has_bf16 = "bf16" in chip.cube
+    number_format = "fp16" if stated_format == "bf16" and not has_bf16 else stated_format
     model = Model(decoder, machine_of(chip, "", plan, mode), plan, number_format)
     if "metric" in attributes:
         return _server_estimate(model, attributes, marks)
@@ -148,12 +149,10 @@ def _plan(attributes: Mapping[str, Any], devices: int, decoder: Decoder) -> Plan
         raise InputError("a plan: tp, ep or dp", f"{ranks} devices and none", "none is guessed")
     tp = degrees.get("tp", 1)
     ep = degrees.get("ep", 1)
-    # ep 16 alone: 16 groups of one device.
-    dp = degrees.get("dp", max(1, ep // tp))
-    if decoder.experts is None:
-        # without experts `ep` divides nothing: no groups follow from it
-        dp = degrees.get("dp", 1)
-    return Plan(tp=tp, ep=ep, dp=dp)
+    # ep 16 alone: 16 groups of one device. Without experts `ep` divides nothing, and no groups
+    # follow from it.
+    usual_dp = 1 if decoder.experts is None else max(1, ep // tp)
+    return Plan(tp=tp, ep=ep, dp=degrees.get("dp", usual_dp))
 
 
 def _number(attributes: Mapping[str, Any], key: str) -> int:
@@ -171,12 +170,12 @@ def _step_estimate(model: Model, attributes: Mapping[str, Any], marks: list[str]
     """Return the time of one step, or per output token with speculative decoding."""
     phase = attributes.get("phase")
     if phase == "prefill":
-        load = _with_balance(
-            prefill(_number(attributes, "batch"), _number(attributes, "prompt")), attributes
-        )
+        prompts = prefill(_number(attributes, "batch"), _number(attributes, "prompt"))
+        prefill_load = _with_balance(prompts, attributes)
         if "micro_batches" in attributes:
-            return _micro_batched_estimate(model, load, _number(attributes, "micro_batches"), marks)
-        return _estimate_of(model.step(load), 1.0, marks)
+            parts = _number(attributes, "micro_batches")
+            return _micro_batched_estimate(model, prefill_load, parts, marks)
+        return _estimate_of(model.step(prefill_load), 1.0, marks)
     if phase != "decode":
         raise UnsupportedError("phase: decode or prefill", shown(phase), "none is guessed")
     if "mtp" not in attributes:

@@ -29,9 +29,11 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Affine
 
 GATING = "moe_gating_top_k"
+"""Operator of `choice`: scores of experts to the k best of each token."""
 LISTED_GROUPS = "listed"
 """Attribute of a grouped product: the number of groups in its list, with or without tokens."""
 INIT_ROUTING = "moe_init_routing"
+"""Operator of `tokens.to`: its attribute "pairs" is the number of pairs to sort, T k."""
 SORT32_NUMBERS = 32
 """Numbers that one repeat of Sort32 sorts, each paired with its index: 8 bytes a pair."""
 MERGED_LISTS = 4
@@ -40,6 +42,12 @@ SORT_BYTES_PER_PAIR = 32
 """Bytes of UB that a pair takes while it is sorted: four buffers of 8 bytes."""
 SCALAR_STEPS_PER_STORE = 2
 """Steps of the scalar unit to compute the address of a single number and store it."""
+SCALAR_LINE_BYTES = 64
+"""Bytes of a line of the scalar unit's cache."""
+GROUP_SIZE_BYTES = 8
+"""Bytes of the entry of one group in the list."""
+SCALAR_STEPS_PER_GROUP = 25
+"""Steps of the scalar unit for the sizes and offsets of a group, counted in the source."""
 
 
 def gating_s(work: Work, chip: Chip) -> float:
@@ -131,11 +139,12 @@ def init_routing_s(pairs: int, chip: Chip) -> float:
         repeats = math.ceil(pairs / SORT32_NUMBERS)
         return 2 * (one_sort + cost.slope_cycles * repeats + merged_pairs(pairs)) / chip.clock_hz
     cores = chip.cores_of("vector")
-    share = math.ceil(pairs / cores)
-    cycles = one_sort + cost.slope_cycles * math.ceil(share / SORT32_NUMBERS) + merged_pairs(share)
+    core_pairs = math.ceil(pairs / cores)
+    core_repeats = math.ceil(core_pairs / SORT32_NUMBERS)
+    cycles = one_sort + cost.slope_cycles * core_repeats + merged_pairs(core_pairs)
     cycles += merge_tree_cycles(pairs, cores)
-    stores = chip.path("UB", "GM").startup_cycles + SCALAR_STEPS_PER_STORE * chip.scalar_cycles
-    cycles += share * stores
+    store = chip.path("UB", "GM").startup_cycles + SCALAR_STEPS_PER_STORE * chip.scalar_cycles
+    cycles += core_pairs * store
     cycles += 3 * chip.all_cores_cycles
     return cycles / chip.clock_hz
 
@@ -151,14 +160,6 @@ def merge_tree_cycles(pairs: int, lists: int) -> int:
         lists = math.ceil(lists / MERGED_LISTS)
         cycles += math.ceil(pairs / lists)
     return cycles
-
-
-SCALAR_LINE_BYTES = 64
-"""Bytes of a line of the scalar unit's cache."""
-GROUP_SIZE_BYTES = 8
-"""Bytes of the entry of one group in the list."""
-SCALAR_STEPS_PER_GROUP = 25
-"""Steps of the scalar unit for the sizes and offsets of a group, counted in the source."""
 
 
 def group_list_s(groups: int, chip: Chip) -> float:

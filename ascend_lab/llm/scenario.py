@@ -1,9 +1,10 @@
 """Reads the TOML file that describes a server of a language model, and simulates the server.
 
-    [model]     llm = "zoo:qwen3_8b", chip; optional: cluster, tp, ep, dp, pp, format, mode
+    [model]     llm = "zoo:qwen3_8b"; optional: chip, cluster, tp, ep, dp, pp, format, mode
     [arrivals]  rate_per_s (Poisson); without it all requests arrive at the start
-    [requests]  count, seed; prompt and output: a number of tokens, or [smallest, largest] to draw
-    [server]    policy, max_batch, max_prefill_tokens, blocks
+    [requests]  count; prompt and output: a number of tokens, or [smallest, largest] to draw;
+                optional: seed of the draws
+    [server]    optional: policy, max_batch, max_prefill_tokens, blocks
     [prefill]   optional second machine that reads the prompts; keys of [model] except llm
 
 A second machine reads the prompts one after another. The pages of a prompt's cache are then sent
@@ -68,6 +69,7 @@ FILE: dict[str, Any] = {
 }
 """Tables of the file -> their keys -> the type or range of each value."""
 DEFAULT_CHIP = "Ascend910B2"
+"""The chip of a table that names none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Searches for the plan and batch with the most tokens per second under a latency limit.
 
-The grid has all tp, ep and dp that use all devices and divide the decoder, and batches that are
-powers of two times dp. A point is skipped without timing it if its lower bound
-(`Model.lower_bound_s`) is above the limit, or if a timed point is at least as good as the bound. So
-the answer is the same as if all points were timed.
+The grid has all plans without a pipeline that use all devices and divide the decoder, with powers
+of two as tp and ep, and batches that are powers of two times dp. A point is skipped without timing
+it if its lower bound (`Model.lower_bound_s`) is above the limit, or if a timed point is at least as
+good as the bound. So the answer is the same as if all points were timed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from ascend_lab.llm.step import Model, Step
 from ascend_lab.llm.times import KernelTimer
 
 LARGEST_BATCH = 4096
+"""Largest number of sequences of a point, of all groups together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """The best step under the limit, the Pareto frontier, and how many points were timed.
+    """The best step under the limit, the Pareto frontier, and how many of the points were timed.
 
-    No step is better than a step of the frontier in both time and tokens per second.
+    No step is better than a step of the frontier in both time and tokens per second. Of the grid's
+    `points` that fit into memory, `timed` were timed; bounds ruled out the others.
     """
 
     best: Step

@@ -132,11 +132,11 @@ class Steps:
 def _grid_neighbours(value: float, fewest: int) -> tuple[int, int, float]:
     """Return the powers of two around a value, and its position between them, from 0 to 1.
 
-    For example, 48 gives 32, 64 and 0.5.
+    For example, 48 gives 32, 64 and 0.5. A value below `fewest` counts as `fewest`.
     """
-    value = max(value, float(fewest))
-    low = 2 ** math.floor(math.log2(value))
-    return low, 2 * low, value / low - 1
+    on_grid = max(value, float(fewest))
+    low = 2 ** math.floor(math.log2(on_grid))
+    return low, 2 * low, on_grid / low - 1
 
 
 def _interpolated(low_cost: Cost, high_cost: Cost, fraction: float) -> Cost:

@@ -101,31 +101,31 @@ class KernelTimer:
         attributes = tuple(sorted(work.attributes.items()))
         key = (work.operator, work.shapes, work.dtypes, attributes)
         if key not in self._kernel_seconds:
-            if work.operator == ROTARY:
-                self._kernel_seconds[key] = rotary_kernel_s(work, self.chip)
-            elif work.operator == GATING:
-                self._kernel_seconds[key] = gating_s(work, self.chip)
-            elif work.operator == INIT_ROUTING:
-                pairs = int(work.attributes["pairs"])
-                # Copying the rows costs as much as a gather of the same number of rows.
-                rows = replace(work, operator="gather", attributes={})
-                self._kernel_seconds[key] = init_routing_s(pairs, self.chip) + self._work_seconds(
-                    rows
-                )
-            elif LISTED_GROUPS in work.attributes:
-                groups = int(work.attributes[LISTED_GROUPS])
-                # without the attribute, the recursion takes the branch of plain products
-                products = replace(work, attributes={})
-                self._kernel_seconds[key] = group_list_s(groups, self.chip) + self._work_seconds(
-                    products
-                )
-            elif work.operator == LATENT and "int8" in work.dtypes:
-                self._kernel_seconds[key] = int8_latent_attention_s(work, self.chip)
-            elif INT4 in work.dtypes:
-                self._kernel_seconds[key] = int4_product_s(work, self.chip)
-            else:
-                self._kernel_seconds[key] = estimate(work, self.chip).model_s
+            self._kernel_seconds[key] = self._computed_seconds(work)
         return self._kernel_seconds[key]
+
+    def _computed_seconds(self, work: Work) -> float:
+        """Return the seconds of a kernel by the model of its operator."""
+        chip = self.chip
+        if work.operator == ROTARY:
+            return rotary_kernel_s(work, chip)
+        if work.operator == GATING:
+            return gating_s(work, chip)
+        if work.operator == INIT_ROUTING:
+            pairs = int(work.attributes["pairs"])
+            # Copying the rows costs as much as a gather of the same number of rows.
+            rows = replace(work, operator="gather", attributes={})
+            return init_routing_s(pairs, chip) + self._work_seconds(rows)
+        if LISTED_GROUPS in work.attributes:
+            groups = int(work.attributes[LISTED_GROUPS])
+            # without the attribute, the work is that of plain products
+            products = replace(work, attributes={})
+            return group_list_s(groups, chip) + self._work_seconds(products)
+        if work.operator == LATENT and "int8" in work.dtypes:
+            return int8_latent_attention_s(work, chip)
+        if INT4 in work.dtypes:
+            return int4_product_s(work, chip)
+        return estimate(work, chip).model_s
 
 
 def int4_product_s(work: Work, chip: Chip) -> float:
@@ -139,8 +139,10 @@ def int4_product_s(work: Work, chip: Chip) -> float:
     """
     activation_dtype = work.dtypes[0]
     if activation_dtype == "int8":
+        # w4a8: both operands of the kernel that stands for it are int8.
         int8_work = replace(work, dtypes=(activation_dtype,))
     else:
+        # w4a16: int8 weights with one scale a column, not one for each group of 128 weights.
         x, weights, (_, columns) = work.shapes
         int8_work = replace(
             work,

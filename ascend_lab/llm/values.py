@@ -1,5 +1,6 @@
 """Generates the words of a decoder that is divided among devices by a plan.
 
+A word here is a token's number in the vocabulary, as a tokenizer gives it.
 `step` gives the time of a step, this module its values: it evaluates the graphs of every device on
 that device's slices of the weights and its pages of the cache. Devices exchange their results by
 the schedules of `cluster`, message by message. Every plan generates the same words:
@@ -71,7 +72,7 @@ def feed_of(
     positions = np.zeros(shape, np.int32)
     slots = np.full(shape, spare_page * cache.block_tokens, np.int32)
     last_rows = np.arange(size) * tokens
-    tables = []
+    tables = []  # the pages of each sequence, in the order of the rows
     for row, (sequence, added) in enumerate(additions.items()):
         start = cache.lengths.get(sequence, 0)
         cache.append(sequence, len(added))
@@ -94,8 +95,8 @@ def feed_of(
     inputs["mask"] = np.where(hidden_keys, LOWEST, 0.0)
     if phase == "decode":
         inputs["table"] = np.full((size, table_pages), spare_page, np.int32)
-        for row, table in enumerate(tables):
-            inputs["table"][row, : len(table)] = table
+        for row, pages in enumerate(tables):
+            inputs["table"][row, : len(pages)] = pages
     return Feed(step, words.ravel(), positions.ravel(), inputs, last_rows)
 
 
@@ -145,6 +146,11 @@ class _Streams:
         return {"residual": self.residual[device], "update": self.update[device]}
 
 
+def _consecutive(groups: int, size: int) -> list[list[int]]:
+    """Return groups of consecutive devices: 2 groups of size 3 are [0, 1, 2] and [3, 4, 5]."""
+    return [[*range(group * size, (group + 1) * size)] for group in range(groups)]
+
+
 class Runner:
     """All devices of a plan, with their weights and pages; generates words greedily."""
 
@@ -164,22 +170,25 @@ class Runner:
         self.devices = range(plan.stage_devices)
         # tp 2, dp 2, ep 2: tensor groups [0, 1], [2, 3]; expert sets [0, 1], [2, 3]; and across the
         # sets, for each part of an expert, [0, 2] and [1, 3].
-        tp = plan.tp
         parts = plan.expert_parts
-        self.tensor_groups = [[*range(g * tp, (g + 1) * tp)] for g in range(plan.dp)]
-        self.expert_sets = [[*range(e * parts, (e + 1) * parts)] for e in range(plan.ep)]
-        self.across_sets = [[*range(p, plan.stage_devices, parts)] for p in range(parts)]
+        self.tensor_groups = _consecutive(plan.dp, plan.tp)
+        self.expert_sets = _consecutive(plan.ep, parts)
+        self.across_sets = [[*range(part, plan.stage_devices, parts)] for part in range(parts)]
         self.caches = [BlockCache(pages, page_tokens) for _ in range(plan.dp)]
         rng = np.random.default_rng(1)
         for cache in self.caches:
             # The free pages of a server that has run for hours are in arbitrary order.
             rng.shuffle(cache.free)
         attention = decoder.attention
-        numbers = attention.cached_numbers
         if isinstance(attention, GroupedAttention):
             numbers = 2 * self.shard.kv_heads * attention.head_dim
+        else:
+            numbers = attention.cached_numbers
+        # One page more than the cache has: the spare page takes the keys of padding.
         empty = np.zeros(((pages + 1) * page_tokens, numbers), np.float32)
-        self.pages = [[empty for _ in self.devices] for _ in range(decoder.layers)]
+        # self.cached[layer][device]: a step replaces an array and never writes into it, so all
+        # may begin as the same one.
+        self.cached = [[empty] * len(self.devices) for _ in range(decoder.layers)]
         self.batch = 0
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
@@ -188,8 +197,9 @@ class Runner:
         words = [scores.argmax(axis=1)]
         while len(words) < count:
             words.append(self.decode(words[-1].tolist()).argmax(axis=1))
-        columns: list[list[int]] = np.stack(words, axis=1).tolist()
-        return columns
+        # (sequences, count): a row for each prompt
+        answers: list[list[int]] = np.stack(words, axis=1).tolist()
+        return answers
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Array:
         """Return the scores (batch, vocabulary) of the words that follow whole prompts."""
@@ -219,9 +229,9 @@ class Runner:
         tokens = max(map(len, additions))
         feeds = []
         for group, cache in enumerate(self.caches):
-            numbered = dict(enumerate(additions))
-            group_additions = {n: numbered[n] for n in numbered if n // size == group}
-            feeds.append(feed_of(cache, group_additions, (size, tokens), phase))
+            end = min((group + 1) * size, len(additions))
+            own = {sequence: additions[sequence] for sequence in range(group * size, end)}
+            feeds.append(feed_of(cache, own, (size, tokens), phase))
         streams = self._embed(feeds)
         for layer in range(self.decoder.layers):
             if layer and layer % self.shard.layers == 0:
@@ -266,7 +276,7 @@ class Runner:
             feed = self._feed(feeds, device)
             graph = graphs.attention_graph(self.decoder, self.shard, feed.step)
             activations = {
-                "cache": self.pages[layer][device],
+                "cache": self.cached[layer][device],
                 **streams.of(device),
                 **feed.attention,
             }
@@ -274,7 +284,7 @@ class Runner:
             stream, written, result = _outputs(
                 graph, activations, self.slices.attention(layer, device)
             )
-            self.pages[layer][device] = written
+            self.cached[layer][device] = written
             residual.append(stream)
             terms.append(result)
         return _Streams(residual, self._sum_over_groups(terms))
@@ -309,14 +319,15 @@ class Runner:
         shared = []
         for device in self.devices:
             weights = self.slices.feed_forward(layer, device)
-            stream, x, chosen, *block = _outputs(graph, streams.of(device), weights)
+            stream, tokens, expert_weights, *block = _outputs(graph, streams.of(device), weights)
             residual.append(stream)
-            routed.append((x, chosen))
-            shared.append(block[0] if block else np.zeros_like(x))
+            routed.append((tokens, expert_weights))
+            shared.append(block[0] if block else np.zeros_like(tokens))
         if self.plan.dp > 1:
             return _Streams(residual, self._dispatch_and_combine(layer, routed, shared))
         terms = []
-        for device, (x, chosen) in enumerate(routed):
+        for device in self.devices:
+            x, chosen = routed[device]
             # tp 4, ep 2: each expert is cut in 2; devices 0 and 1 are set 0, devices 2 and 3 set 1.
             number = device // self.plan.expert_parts
             own_weights = slice_of(chosen, 1, self.shard.experts, number)
@@ -376,15 +387,16 @@ class Runner:
         gathered = _exchange("all_gather", self.expert_sets, arrived)
         terms = []
         for device, message in enumerate(gathered):
-            x, chosen = np.split(message.reshape(-1, width), [hidden], axis=1)
-            terms.append(self._run_experts(layer, device, x, chosen))
+            all_tokens, own_weights = np.split(message.reshape(-1, width), [hidden], axis=1)
+            terms.append(self._run_experts(layer, device, all_tokens, own_weights))
         sums = _exchange("reduce_scatter", self.expert_sets, terms)
         returned = _exchange("all_to_all", self.across_sets, sums)
         shares = [x.reshape(ep, share, hidden).sum(axis=0) for x in returned]
         if self.shard.shared_width:
             blocks = [np.pad(block, filled) for block in shared]
-            sums = _exchange("reduce_scatter", self.tensor_groups, blocks)
-            shares = [x + block.reshape(x.shape) for x, block in zip(shares, sums, strict=True)]
+            block_sums = _exchange("reduce_scatter", self.tensor_groups, blocks)
+            for device, block_sum in enumerate(block_sums):
+                shares[device] = shares[device] + block_sum.reshape(shares[device].shape)
         updates = _exchange("all_gather", self.tensor_groups, shares)
         return [x.reshape(-1, hidden)[:rows] for x in updates]
 

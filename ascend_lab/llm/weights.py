@@ -40,17 +40,17 @@ def _seeded_tensor(name: str, shape: tuple[int, ...], seed: int) -> Array:
     """Return a random tensor: norms scale by about 1, and products keep the variance of x."""
     # The name is part of the seed: a tensor stays the same whatever other tensors a decoder has.
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    values = rng.standard_normal(shape)
+    normal_values = rng.standard_normal(shape)
     if name.endswith("norm"):
-        values = 1 + values / 10
+        tensor = 1 + normal_values / 10
     elif name.endswith("bias"):
-        values = values / 10
+        tensor = normal_values / 10
     else:
         # Sums of `depth` products of variance 1 have variance `depth`: dividing by its root
         # restores 1.
         depth = shape[1] if len(shape) > 1 else shape[0]
-        values = values / math.sqrt(depth)
-    return values.astype(np.float32)
+        tensor = normal_values / math.sqrt(depth)
+    return tensor.astype(np.float32)
 
 
 def _attention_shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:

@@ -24,7 +24,7 @@ from ascend_lab.operators.kernels import conv_schedules, deconv, dense_placement
 from ascend_lab.operators.kernels.conv_shape import bundles_of, thinned, units_of
 from ascend_lab.operators.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, unsupported_reason
 from ascend_lab.operators.kernels.operand_packing import pack_weights
-from ascend_lab.operators.kernels.pooling import PoolGradient, pool_gradient_launch
+from ascend_lab.operators.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.operators.ops import conv_gradient, operator
 from ascend_lab.operators.ops.convolution import geometry
 from ascend_lab.operators.ops.expressions import narrow
@@ -419,7 +419,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
         (n, c, h, w) = image_type.shape
         (r, s) = types[1].shape[2:]
         image = kernels.ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
-        launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
+        launch = pool_gradient_launch(PoolGradient(image, False, has_weights=True), chip)
         adding = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
         return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), adding)))
     refuse_computed(piece, weight)

@@ -50,7 +50,7 @@ def im2col_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
     )
 
 
-def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> isa.Program:
+def _program(shape: ConvShape, chip: Chip, own: planes.PlaneShare) -> isa.Program:
     k = isa.KernelBuilder("im2col", chip)
     c0 = isa.c0_of(shape.dtype)
     (oh, ow) = shape.out_hw

@@ -1,4 +1,8 @@
-"""Kernels written by hand; this file has the elementwise kernel of the first chapters and tests."""
+"""Kernels written by hand, for example `gemm_launch` (a product) and `conv_launch` (a convolution).
+
+The simplest one is in this file: y = op(x1, x2) element by element, as in the first chapters. A
+core loads tiles of 2048 elements to UB, computes, and stores them, three steps that overlap.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -129,16 +133,16 @@ def _elementwise(chip: Chip, elements: int, cores: int, work: Elementwise) -> Pr
     # All cores run one program: its parameter says which share of the tensors a core computes.
     base = k.param("core", cores) * elements
     with k.loop("i", elements // tile) as i:
-        for queue, tensor in zip(loads, sources, strict=True):
-            k.copy(queue.alloc().region(), tensor.region(base + i * tile, tile))
-            queue.enqueue()
-        tiles = [queue.dequeue() for queue in loads]
+        for load, tensor in zip(loads, sources, strict=True):
+            k.copy(load.alloc().region(), tensor.region(base + i * tile, tile))
+            load.enqueue()
+        tiles = [load.dequeue() for load in loads]
         out = store.alloc()
         # One instruction for the tile: 2048 elements in fp16 are 16 repeats of 128 lanes.
         regions = (t.region(0, (tile // lanes, lanes)) for t in (out, *tiles))
         k.vector(work.op, *regions)
-        for queue in loads:
-            queue.free()
+        for load in loads:
+            load.free()
         store.enqueue()
         k.copy(y.region(base + i * tile, tile), store.dequeue().region())
         store.free()

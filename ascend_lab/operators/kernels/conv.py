@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
@@ -54,10 +55,10 @@ from ascend_lab.operators.kernels.conv_tiles import (
 )
 from ascend_lab.operators.kernels.conv_windows import Pixels, Window
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.operators.kernels.epilogue_emit import Leave
+from ascend_lab.operators.kernels.epilogue_emit import SumsOutput
 from ascend_lab.operators.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
-from ascend_lab.operators.kernels.rows import Pooled, check_pool
+from ascend_lab.operators.kernels.pooled_sums import Pooled, check_pool
 from ascend_lab.operators.kernels.tiles import (
     ResidentFeed,
     Span,
@@ -90,29 +91,38 @@ def conv_launch(
     head, tail = halves(epilogue, chip, sums)
     check_epilogue(head, chip, sums)
     check_pool(shape, chip, epilogue)
-    schedule = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
-    if schedule.window == "stacked":
-        shape, place = conv_schedules.as_stacked(shape, place)
+    tiling = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
+    conv = shape
+    output_place = place
+    if tiling.window == "stacked":
+        conv, output_place = conv_schedules.as_stacked(shape, place)
     # A bias takes some of L1, and the tiling must fit the rest.
     free_chip = chip_left(chip, demand_of(epilogue, chip, sums))
-    conv_schedules.check_conv(shape, schedule, free_chip)
-    strip = conv_schedules.takes_strips(shape, schedule, free_chip)
-    place = place or conv_windows.plain_placement(shape)
+    conv_schedules.check_conv(conv, tiling, free_chip)
+    strip = conv_schedules.takes_strips(conv, tiling, free_chip)
     # A pair of pipes has few event ids, one for each slot between them; the bias queue takes one.
     has_bias = bool(head and head.bias)
-    events = chip.event_ids - (1 if has_bias else 0)
-    stages_ahead = conv_schedules.stages_ahead(shape, schedule, free_chip, events, strip=strip)
-    job = Job(shape, schedule, chip, strip, place, head, stages_ahead=stages_ahead)
+    events = chip.event_ids - 1 if has_bias else chip.event_ids
+    job = Job(
+        conv,
+        tiling,
+        chip,
+        strip,
+        output_place or conv_windows.plain_placement(conv),
+        head,
+        stages_ahead=conv_schedules.stages_ahead(conv, tiling, free_chip, events, strip=strip),
+    )
     if tail:
-        cores = schedule.grid_rows * schedule.grid_cols
         arriving_dtype = head.out_dtype if head else sums
-        elements = job.elements
-        n1 = shape.blocks[1]
-        vector_tail = VectorTail(
-            tail, arriving_dtype, job.sides(shape.blocks[1]), (1, cores), n1, elements
-        )
-        job = replace(job, vector_tail=vector_tail)
-    return isa.Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", *_programs_of_cores(job))
+        job = replace(job, vector_tail=_vector_tail(job, tail, arriving_dtype))
+    return isa.Launch(f"conv_{conv.n}x{conv.c}x{conv.h}x{conv.w}", *_programs_of_cores(job))
+
+
+def _vector_tail(job: Job, tail: Epilogue, arriving_dtype: str) -> VectorTail:
+    """Return the work of the vector cores, which are numbered as one row of cores."""
+    cores = job.schedule.grid_rows * job.schedule.grid_cols
+    n1 = job.shape.blocks[1]
+    return VectorTail(tail, arriving_dtype, job.sides(n1), (1, cores), n1, job.elements)
 
 
 def _programs_of_cores(job: Job) -> tuple[tuple[isa.Part, ...], int]:
@@ -126,8 +136,8 @@ def _programs_of_cores(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     vector_cores = job.chip.vector_cores_per_core if job.vector_tail else 0
     row_shares = conv_windows.row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
     # The fewest pixel tiles of any core; with 1, keeping weights in L0B saves nothing.
-    tile_counts = [end_tile - first_tile for first_tile, end_tile in (p.tiles for p in row_shares)]
-    job = replace(job, pixel_tiles=min(tile_counts))
+    fewest_tiles = min(share.tiles[1] - share.tiles[0] for share in row_shares)
+    counted_job = replace(job, pixel_tiles=fewest_tiles)
     writers: dict[int, tuple[TileWalk, ...]] = {}
     for share, share_ids in conv_tiles.bundle_shares(job.shape, schedule.grid_cols).items():
         col_sizes = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns)
@@ -136,27 +146,31 @@ def _programs_of_cores(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                 counts = (column_ids[-1] + 1, share_ids[-1] + 1)
                 # Cores with equally many output blocks have the same buffers: one writer for all.
                 if n_own not in writers:
-                    vector_writers = (
-                        tail_programs("convolution")(job, n_own) if vector_cores else ()
-                    )
-                    writers[n_own] = (_Writer(job, n_own), *vector_writers)
+                    writers[n_own] = _writers_of(counted_job, n_own)
                 programs = [
                     writer.program(row_share, share, col_sizes[0], counts)
                     for writer in writers[n_own]
                 ]
                 # One program may serve all vector cores: repeat it, so that there is one for each.
                 programs += programs[1:] * (vector_cores + 1 - len(programs))
+                core_rows = zip(row_share.images, row_share.downs, strict=True)
                 places = [
-                    {"row": i, "down": d, "col": c, "share": s}
-                    for i, d in zip(row_share.images, row_share.downs, strict=True)
-                    for s in share_ids
-                    for c in column_ids
+                    {"row": image, "down": down, "col": column, "share": share_id}
+                    for (image, down), share_id, column in product(core_rows, share_ids, column_ids)
                 ]
                 # The cube core's program comes first, hence -1; vector cores count from 0.
                 for aiv, program in enumerate(programs, -1):
                     parts.append(_part_of(program, places, cores, aiv))
                 cores += len(places)
     return tuple(parts), 1 + vector_cores if vector_cores else 0
+
+
+def _writers_of(job: Job, n_own: int) -> tuple[TileWalk, ...]:
+    """Return the writers of the cube core's program and of those of its vector cores."""
+    cube_writer = _Writer(job, n_own)
+    if job.vector_tail is None:
+        return (cube_writer,)
+    return cube_writer, *tail_programs("convolution")(job, n_own)
 
 
 def _part_of(
@@ -199,7 +213,7 @@ class _Writer(TileWalk):
         self._declare_tensors()
         self._allocate_l1(rows, weights)
         self._allocate_l0(tile_m, tile_n)
-        self._allocate_drain(tile_m, tile_n)
+        self._allocate_output(tile_m, tile_n)
 
     def _allocate_l1(self, rows: int, weights: int) -> None:
         """Allocate slots of L1 for `rows` and `weights` elements, in one queue or in two."""
@@ -227,17 +241,19 @@ class _Writer(TileWalk):
         b_slots = job.schedule.b_l0_slots
         a_tile = tile_m * self.tile_k * self.fractal
         b_tile = tile_n * self.tile_k * self.fractal
-        bias = job.epilogue.bias if job.epilogue else ""
         # Weights stay in L0B for several pixel tiles if the whole depth fits, and a row of bias.
-        all_weights = (units.total_depth + bool(bias)) * tile_n * self.fractal
-        fits = (b_slots or 2) * all_weights * DTYPE_BYTES[dtype] <= job.chip.buffers["L0B"]
+        has_bias = bool(job.epilogue and job.epilogue.bias)
+        all_depth = units.total_depth + 1 if has_bias else units.total_depth
+        all_weights = all_depth * tile_n * self.fractal
+        fits = b_slots * all_weights * DTYPE_BYTES[dtype] <= job.chip.buffers["L0B"]
         one_stage = self.units_per_stage >= units.count
         self.weights_stay_in_l0b = job.pixel_tiles > 1 and one_stage and fits
-        b_tile = max(b_tile, all_weights) if self.weights_stay_in_l0b else b_tile
+        if self.weights_stay_in_l0b:
+            b_tile = max(b_tile, all_weights)
         self.a_l0 = k.queue("x_l0", "L0A", dtype, a_tile, src="MTE1", dst="M", depth=a_slots)
         self.b_l0 = k.queue("w_l0", "L0B", dtype, b_tile, src="MTE1", dst="M", depth=b_slots)
 
-    def _allocate_drain(self, tile_m: int, tile_n: int) -> None:
+    def _allocate_output(self, tile_m: int, tile_n: int) -> None:
         """Allocate sums in L0C, and the buffers of the epilogue and of pooling."""
         job = self.job
         k = self.k
@@ -260,12 +276,11 @@ class _Writer(TileWalk):
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
         finish = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else finish
-        self.bias = (
-            CubeBias.make(k, bias, shape, n_own, has_queue=self.units_per_stage < self.units.count)
-            if bias
-            else None
-        )
-        self.drain = Leave(k, self.acc, self.y, out, self.finish, self.ring)
+        self.bias: CubeBias | None = None
+        if bias:
+            several_stages = self.units_per_stage < self.units.count
+            self.bias = CubeBias.make(k, bias, shape, n_own, has_queue=several_stages)
+        self.output = SumsOutput(k, self.acc, self.y, out, self.finish, self.ring)
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless vector cores store it, the result."""
@@ -281,22 +296,30 @@ class _Writer(TileWalk):
         x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
         weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal)
         cube_adds_bias = bool(self.job.epilogue and self.job.epilogue.bias)
-        self.addends = [Addend(shape, x, weight, self.units.c1, 0, 0, sums_begun=cube_adds_bias)]
+        first = Addend(
+            shape=shape,
+            x=x,
+            weight=weight,
+            unit_blocks=self.units.c1,
+            rows_start=0,
+            sums_start=0,
+            sums_begun=cube_adds_bias,
+        )
+        self.addends = [first]
         if beside:
             blocks = beside.blocks[0]
             beside_x = k.tensor("beside", shape.dtype, beside.images * blocks * beside.plane)
             beside_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
-            self.addends.append(
-                Addend(
-                    beside,
-                    beside_x,
-                    beside_weight,
-                    self.units.beside,
-                    self.image_elements,
-                    self.second_sums_start,
-                    sums_begun=not self.second_sums_start,
-                )
+            second = Addend(
+                shape=beside,
+                x=beside_x,
+                weight=beside_weight,
+                unit_blocks=self.units.beside,
+                rows_start=self.image_elements,
+                sums_start=self.second_sums_start,
+                sums_begun=not self.second_sums_start,
             )
+            self.addends.append(second)
         self.ring = k.ring_out(vector_tail.ring, isa.var("core"), "FIX") if vector_tail else None
         out_dtype = self.job.epilogue.out_dtype if self.job.epilogue else shape.out_dtype
         self.y = None if vector_tail else k.tensor("y", out_dtype, self.job.elements)
@@ -305,7 +328,7 @@ class _Writer(TileWalk):
     def begin(self, share: BundleShare, first_bundle: isa.Affine, col: isa.Affine) -> None:
         """Load the bias that the cube adds; write the border around the plane to be pooled."""
         if self.bias:
-            self.bias.load(share.full_bundles, share.tail, first_bundle, col)
+            self.bias.load(share.full_bundles, share.has_tail, first_bundle, col)
         if self.pooled:
             self.pooled.begin()
 
@@ -376,11 +399,11 @@ class _Writer(TileWalk):
         n_span, col = n_place
         n_blocks = n_span[1]
         blocks = (self._bias_index(bundle, n_span, col), n_blocks)
-        bias = None
+        l0b_bias = None
         if l0b_weights:
             start = self._depth(bundle) * n_blocks * self.fractal
-            bias = ResidentFeed(l0b_weights, n_blocks, start)
-        self.bias.add(sums_tile, (self.a_l0, self.b_l0), pixels.window.fractals, blocks, bias)
+            l0b_bias = ResidentFeed(l0b_weights, n_blocks, start)
+        self.bias.add(sums_tile, (self.a_l0, self.b_l0), pixels.window.fractals, blocks, l0b_bias)
 
     def _add_stage(
         self,
@@ -404,18 +427,20 @@ class _Writer(TileWalk):
             depth_before = first_unit * (addend.unit_blocks * conv.taps)
             # Sums that begin with a bias, or with another convolution's products, are never
             # overwritten: so mmad is told that there was depth before.
-            depth_before = isa.Affine(1) if addend.sums_begun else depth_before
+            if addend.sums_begun:
+                depth_before = isa.Affine(1)
+            # The bias table adds its bias with the first product.
+            table_bias = None if weights_start else bias
             region = sums_region(sums_tile, window.fractals, n_blocks, addend.sums_start)
             accumulate(
                 self.k,
-                Sums(region, depth_before, bias),
+                Sums(region, depth_before, table_bias),
                 pixel_feed,
                 weight_feed,
                 depth,
                 self.tile_k,
             )
             weights_start += depth * n_blocks * self.fractal
-            bias = None
 
     def _depth(self, bundle: BundlePlace) -> int:
         """Return the depth of a bundle in fractals, over all its taps and channel blocks."""
@@ -434,12 +459,10 @@ class _Writer(TileWalk):
         Only one stage of L1 is kept: weights do not stay if they take several stages, or if the
         loop inside goes over `several_n_tiles`.
         """
-        all_units = isa.Affine(), bundle.c1 // self.units.c1
-        stays = (
-            self.units_per_stage >= all_units[1]
-            and not several_n_tiles
-            and not self.weights_beside_rows
-        )
+        unit_count = bundle.c1 // self.units.c1
+        all_units = isa.Affine(), unit_count
+        one_stage = self.units_per_stage >= unit_count
+        stays = one_stage and not several_n_tiles and not self.weights_beside_rows
 
         def load_l0b() -> None:
             assert weights is not None
@@ -462,11 +485,12 @@ class _Writer(TileWalk):
         self, bundle: BundlePlace, pixels: Pixels
     ) -> AbstractContextManager[isa.Tile | None]:
         """Keep a pixel tile's rows in L1 for the loop inside, if one stage has all blocks."""
-        all_units = isa.Affine(), bundle.c1 // self.units.c1
-        stays = self.units_per_stage >= all_units[1] and not self.weights_beside_rows
-        return self._kept(
-            self.rows, partial(self._stage_rows, bundle, pixels, all_units) if stays else None
-        )
+        unit_count = bundle.c1 // self.units.c1
+        stays = self.units_per_stage >= unit_count and not self.weights_beside_rows
+        load = None
+        if stays:
+            load = partial(self._stage_rows, bundle, pixels, (isa.Affine(), unit_count))
+        return self._kept(self.rows, load)
 
     @contextmanager
     def _kept(self, queue: isa.Queue, load: Callable[[], None] | None) -> Iterator[isa.Tile | None]:
@@ -519,19 +543,20 @@ class _Writer(TileWalk):
         # the slot gets n[1].
         row_elements = bundle.n1 * self.fractal
         slot_row_elements = n_span[1] * self.fractal
-        weight_start = bundle.index * (
+        bundle_start = bundle.index * (
             self.bundle.c1 * self.shape.taps * self.bundle.n1 * self.fractal
         )
+        # Weights of the second convolution are a separate tensor with one bundle, so they start at
+        # 0.
+        starts = (bundle_start, isa.Affine())
         slot_start = 0
-        for addend in self.addends:
+        for addend, first_weight in zip(self.addends, starts, strict=False):
             depth = addend.unit_blocks * addend.shape.taps
-            weight_start += stage[0] * (depth * row_elements) + n_span[0] * self.fractal
+            weight_start = first_weight + stage[0] * (depth * row_elements)
+            weight_start += n_span[0] * self.fractal
             sizes = (stage[1] * depth, slot_row_elements)
             weights = addend.weight.region(weight_start, sizes, (row_elements, 1))
             self.k.copy(slot.region(slot_start, sizes), weights)
-            # Weights of the second convolution are a separate tensor with one bundle, so they
-            # start at 0.
-            weight_start = isa.Affine()
             slot_start += stage[1] * depth * slot_row_elements
 
     def _store(
@@ -550,8 +575,8 @@ class _Writer(TileWalk):
             return
         area = self.area(pixels, n_span, first_block)
         plain = conv_windows.plain_placement(self.shape)
-        if self.finish is None and not self.job.strip and self.job.place == plain:
-            # Planes are padded to 16 pixels: store the last fractal whole, rather than 1 row of 49
-            # = 3 * 16 + 1 apart.
-            area = area.in_whole_fractals()
-        self.drain.store(area, n_span[0], channels)
+        in_whole_fractals = self.finish is None and not self.job.strip and self.job.place == plain
+        # Planes are padded to 16 pixels: store the last fractal whole, rather than 1 row of 49
+        # = 3 * 16 + 1 apart.
+        stored_area = area.in_whole_fractals() if in_whole_fractals else area
+        self.output.store(stored_area, n_span[0], channels)

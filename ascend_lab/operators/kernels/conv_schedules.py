@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab import errors
 from ascend_lab.machine import isa
@@ -78,7 +79,7 @@ def area_bytes(shape: ConvShape) -> int:
 
 
 def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
-    """Return whether pixel tiles are strips, pieces of one row.
+    """Return whether pixel tiles are strips, each inside one output row.
 
     They are strips if rows are at least two tiles long: a flat tile (16 * tile consecutive pixels)
     would load whole rows, most of whose pixels other tiles compute. They also are strips if the
@@ -108,13 +109,14 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
     one_step = replace(schedule, step_k=min(schedule.step_k, 1), c_l0_slots=c_l0_slots)
     check_schedule(shape.gemm, one_step, chip)
     if shape.pool and shape.pool.r * shape.out_hw[1] > schedule.base_m:
-        needed = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
-        raise errors.CapacityError(needed, str(schedule.base_m), "use two kernels")
+        needed_rows = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
+        raise errors.CapacityError(needed_rows, str(schedule.base_m), "use two kernels")
     needed_bytes = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
     if needed_bytes > chip.buffers["L1"]:
         slots = (schedule.a_l1_slots, schedule.b_l1_slots)
-        contents = "two stages of rows and weights"
-        if slots != (2, 2):
+        if slots == (2, 2):
+            contents = "two stages of rows and weights"
+        else:
             contents = "{} slots of rows and {} of weights".format(*slots)
         needed = f"L1 for {contents}: {needed_bytes} bytes"
         got = f"{chip.buffers['L1']} on {chip.name}"
@@ -269,16 +271,15 @@ def _best_candidate(shape: ConvShape, chip: Chip, demand: Demand | None) -> tupl
 @lru_cache(64)
 def _candidates_with_room(shape: ConvShape, chip: Chip, demand: Demand | None) -> Candidates:
     """Return the candidates that leave room for the epilogue; raise `CapacityError` if none."""
-    candidates = conv_candidates(shape, chip)
-    candidates = candidates.take(fitting(demand, chip, candidates.tilings))
+    all_candidates = conv_candidates(shape, chip)
+    candidates = all_candidates.take(fitting(demand, chip, all_candidates.tilings))
     if not len(candidates.stages):
         rows, columns = conv_windows.window_sides(shape, 1, strip=True)
-        pixel = shape.pixel_bytes
-        needed = 2 * (rows * columns + shape.taps * FRACTAL) * pixel
-        if needed <= chip.buffers["L1"]:
+        needed_bytes = 2 * (rows * columns + shape.taps * FRACTAL) * shape.pixel_bytes
+        if needed_bytes <= chip.buffers["L1"]:
             raise default_schedules.no_room(chip)
         raise errors.CapacityError(
-            f"image rows and weights of one channel block twice in L1: {needed} bytes",
+            f"image rows and weights of one channel block twice in L1: {needed_bytes} bytes",
             f"{chip.buffers['L1']} bytes on {chip.name}",
             "use a smaller kernel, dilation or stride",
         )
@@ -302,9 +303,9 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     units = units_of(shape)
     tiles = _distinct_tiles(shape, chip.core_count)
     depth_room = _l0_depth_room(shape, chip, tiles)
-    wanted_depth = tiles.stage_units * units.depth
-    k = _equal_depths(shape, np.minimum(depth_room, wanted_depth))
-    step = ceil_div_array(wanted_depth, k)
+    stage_depth = tiles.stage_units * units.depth
+    k = _equal_depths(shape, np.minimum(depth_room, stage_depth))
+    step = ceil_div_array(stage_depth, k)
     # k * step is the depth that a stage really has: whole tiles of L0.
     stage_units = np.minimum(np.maximum(k * step // units.depth, 1), units.count)
     flat_bytes = _l1_bytes(shape, tiles, stage_units, strip=False)
@@ -340,20 +341,21 @@ def _distinct_tiles(shape: ConvShape, cores: int) -> _Tiles:
     bundle = bundles_of(shape)
     sides_m, sides_n, stages, grid_rows, grid_cols = default_schedules.all_choices(cores, STAGES)
     image_fractals = ceil_div(oh * ow, FRACTAL)
-    m = sides_m
-    # A choice of m stands for m rows of pooling windows: the tile is the output rows they read.
     if shape.pool:
+        # A choice of m stands for m rows of pooling windows: the tile is the output rows they read.
         output_rows = np.minimum(conv_windows.rows_seen(shape.pool, sides_m), oh)
-        m = (output_rows * ow - 1) // FRACTAL + 1
-    m = np.minimum(m, image_fractals)
+        heights = (output_rows * ow - 1) // FRACTAL + 1
+    else:
+        heights = sides_m
+    cut_m = np.minimum(heights, image_fractals)
     # 49 fractals in tiles of 32 are 2 tiles: make them 25 and 24 rather than 32 and 17.
-    if shape.mixed > 1:
-        m = ceil_div_array(image_fractals, ceil_div_array(image_fractals, m))
+    tile_count = ceil_div_array(image_fractals, cut_m)
+    m = ceil_div_array(image_fractals, tile_count) if shape.mixed > 1 else cut_m
     columns_per_bundle = grid_cols // np.minimum(grid_cols, bundle.count)
     n = np.minimum(sides_n, ceil_div_array(bundle.n1, columns_per_bundle))
     stage_units = np.minimum(stages, units_of(shape).count)
     first, _ = default_schedules.first_of_equal_choices(len(STAGES), m, n, stage_units)
-    return _Tiles(*(column[first] for column in (m, n, stage_units, grid_rows, grid_cols)))
+    return _Tiles(m[first], n[first], stage_units[first], grid_rows[first], grid_cols[first])
 
 
 def _l0_depth_room(shape: ConvShape, chip: Chip, tiles: _Tiles) -> Array:
@@ -413,14 +415,10 @@ def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
     """Return the most image pixels that a tile of m fractals reads: `window_sides` on arrays."""
     ow = shape.out_hw[1]
     if strip:
-        return conv_windows.side_of(shape, 0, np.ones_like(m)) * conv_windows.side_of(
-            shape, 1, np.minimum(m * FRACTAL, ow)
-        )
-    return (
-        conv_windows.side_of(shape, 0, conv_windows.rows_spanned(shape, m))
-        * shape.mixed
-        * conv_windows.side_of(shape, 1, ow)
-    )
+        rows = conv_windows.side_of(shape, 0, np.ones_like(m))
+        return rows * conv_windows.side_of(shape, 1, np.minimum(m * FRACTAL, ow))
+    rows = conv_windows.side_of(shape, 0, conv_windows.rows_spanned(shape, m))
+    return rows * shape.mixed * conv_windows.side_of(shape, 1, ow)
 
 
 def _unit_bytes(shape: ConvShape, m: Array, *, strip: bool) -> Array:
@@ -455,24 +453,25 @@ def conv_estimate(
     bundle_shares = np.minimum(t.cols, bundle.count)
     tiles_across = ceil_div_array(ceil_div_array(bundle.n1, t.n), t.cols // bundle_shares)
     tiles_down = ceil_div_array(shape.n * _tiles(shape, t.m, candidates.strips), t.rows)
-    tiles = tiles_down * ceil_div_array(bundle.count, bundle_shares) * tiles_across
+    all_tiles = tiles_down * ceil_div_array(bundle.count, bundle_shares) * tiles_across
     cube, mte1 = default_schedules.inner_cycles(shape.dtype, chip, t, units.total_depth, (1, 1))
-    mte2, rows, weights = _conv_loads(
-        shape, chip, candidates, (tiles_across, tiles_down), mte1, image_in_l2
-    )
-    mte2 = mte2 + default_schedules.operand_cycles(chip, t, demand)
+    loads = _conv_loads(shape, chip, candidates, (tiles_across, tiles_down), mte1, image_in_l2)
+    mte2 = loads.mte2 + default_schedules.operand_cycles(chip, t, demand)
     drain = default_schedules.drain_cycles(shape.gemm, chip, t, demand)
     c_tilings = replace(t, n=t.n * shape.sums)
-    tile_cycles = default_schedules.cycles_per_tile(chip, c_tilings, cube, mte1, mte2, drain)
+    busiest_pipe = default_schedules.cycles_per_tile(chip, c_tilings, cube, mte1, mte2, drain)
     # Rows that stay for several tiles have two slots: MTE2 asks for the next ones two tiles before
     # the cube needs them. The cube waits for the cycles beyond that, once per pixel tile.
-    wait = np.maximum(rows - 2 * tile_cycles, 0.0) / tiles_across
+    wait = np.maximum(loads.rows - 2 * busiest_pipe, 0.0) / tiles_across
     rows_stay = (candidates.stages >= units.count) & (tiles_across > 1)
-    tile_cycles = np.where(rows_stay, tile_cycles + wait, tile_cycles)
-    fill_cycles = (rows + weights + mte1) * np.minimum(1.0, candidates.stages / units.count)
+    tile_cycles = np.where(rows_stay, busiest_pipe + wait, busiest_pipe)
+    exposed_share = np.minimum(1.0, candidates.stages / units.count)
+    fill_cycles = (loads.rows + loads.weights + mte1) * exposed_share
+    tiles: Array | Floats = all_tiles
     if shape.mixed > 1:  # the last tile of a stack of images is smaller
         oh, ow = shape.out_hw
-        tiles = tiles * ceil_div(oh * ow, FRACTAL) / (_tiles(shape, t.m, candidates.strips) * t.m)
+        stacked_fractals = _tiles(shape, t.m, candidates.strips) * t.m
+        tiles = all_tiles * ceil_div(oh * ow, FRACTAL) / stacked_fractals
     cycles: Floats = (
         tiles * tile_cycles
         + fill_cycles
@@ -482,6 +481,19 @@ def conv_estimate(
     return cycles
 
 
+class _Loads(NamedTuple):
+    """Cycles of loads for an output tile.
+
+    mte2        all loads of the tile, if rows and weights that stay are shared by several tiles
+    rows        its image rows, until the last one has arrived
+    weights     its weights
+    """
+
+    mte2: Floats
+    rows: Floats
+    weights: Floats
+
+
 def _conv_loads(
     shape: ConvShape,
     chip: Chip,
@@ -489,7 +501,7 @@ def _conv_loads(
     turns: tuple[Array, Array],
     mte1: Floats,
     image_in_l2: bool,
-) -> tuple[Floats, Floats, Floats]:
+) -> _Loads:
     """Return an output tile's cycles on MTE2, and those of loading its rows and its weights.
 
     `turns` count a core's tiles along output channels and along pixels: tiles share one load of
@@ -497,24 +509,13 @@ def _conv_loads(
     """
     units = units_of(shape)
     t = candidates.tilings
-    stages = candidates.stages
-    (tiles_across, tiles_down) = turns
-    unit_bytes = [_unit_bytes(shape, t.m, strip=strip) for strip in (True, False)]
-    tile_image_bytes = units.count * np.where(candidates.strips, *unit_bytes)
-    one_stage = stages >= units.count
-    # With one stage, rows serve all output channels of their pixels; weights serve all pixels if
-    # the core has one tile of output channels.
-    tiles_per_rows = np.where(one_stage, tiles_across, 1)
-    tiles_per_weights = np.where(one_stage & (tiles_across == 1), tiles_down, 1)
-    cores = t.rows * t.cols
-    image_miss_share, weight_miss_share = _miss_shares(
-        shape, candidates, tile_image_bytes, tiles_per_rows, tiles_per_weights
-    )
-    if image_in_l2:
-        image_miss_share = np.zeros_like(image_miss_share)
+    tile_image_bytes = _tile_image_bytes(shape, candidates)
+    tiles_per_load = _tiles_per_load(candidates.stages >= units.count, turns)
+    miss_shares = _miss_shares(shape, candidates, tile_image_bytes, *tiles_per_load)
+    image_miss_share = np.zeros_like(miss_shares[0]) if image_in_l2 else miss_shares[0]
     # Every stage starts a copy of rows and one of weights, whatever their sizes.
     startup = chip.path("GM", "L1").startup_cycles
-    stages_per_tile = ceil_div_array(units.count, stages)
+    stages_per_tile = ceil_div_array(units.count, candidates.stages)
     # Bytes that miss L2 arrive later than those that hit it.
     memory_extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = (
@@ -522,18 +523,41 @@ def _conv_loads(
         + chip.l2.latency_cycles
         + image_miss_share * memory_extra
     )
-    rows = stages_per_tile * startup + tile_image_bytes * gemm_schedule.load_cycles_per_byte(
-        chip, image_miss_share, cores
-    )
+    cores = t.rows * t.cols
+    image_rate = gemm_schedule.load_cycles_per_byte(chip, image_miss_share, cores)
+    weight_rate = gemm_schedule.load_cycles_per_byte(chip, miss_shares[1], cores)
     weight_bytes = units.total_depth * t.n * area_bytes(shape)
-    weights = (
-        weight_bytes * gemm_schedule.load_cycles_per_byte(chip, weight_miss_share, cores)
-        + stages_per_tile * startup
-    )
+    rows = stages_per_tile * startup + tile_image_bytes * image_rate
+    weights = weight_bytes * weight_rate + stages_per_tile * startup
+    tiles_per_rows, tiles_per_weights = tiles_per_load
     mte2: Floats = rows / tiles_per_rows + weights / tiles_per_weights
     # A slot of L1 is busy for load + latency + use; with two slots MTE2 sustains two in that time.
     slot_cycles = (stages_per_tile / tiles_per_rows * latency + mte1 + mte2) / 2
-    return np.maximum(mte2, slot_cycles), rows + latency, weights
+    return _Loads(np.maximum(mte2, slot_cycles), rows + latency, weights)
+
+
+def _tile_image_bytes(shape: ConvShape, candidates: Candidates) -> Array:
+    """Return the most image bytes that a tile reads, in all channel blocks of a bundle."""
+    m = candidates.tilings.m
+    strip_bytes = _unit_bytes(shape, m, strip=True)
+    flat_bytes = _unit_bytes(shape, m, strip=False)
+    image_bytes: Array = units_of(shape).count * np.where(
+        candidates.strips, strip_bytes, flat_bytes
+    )
+    return image_bytes
+
+
+def _tiles_per_load(
+    one_stage: NDArray[np.bool_], turns: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Return how many tiles share one load of rows, and one load of weights.
+
+    With one stage, rows serve all output channels of their pixels; weights serve all pixels if the
+    core has one tile of output channels.
+    """
+    (tiles_across, tiles_down) = turns
+    tiles_per_rows = np.where(one_stage, tiles_across, 1)
+    return tiles_per_rows, np.where(one_stage & (tiles_across == 1), tiles_down, 1)
 
 
 def _miss_shares(

@@ -12,12 +12,14 @@ from ascend_lab.operators.kernels.gemm_schedule import GemmShape
 
 Pair = tuple[int, int]
 LARGEST_SIZE = 1 << 20
-"""Largest size of an image or a kernel, and largest stride, dilation and padding."""
+"""Largest number of images or channels, side of an image or a kernel, stride, dilation, padding."""
 LARGEST_TILE = 512
 """Pixels of the tallest tile that a default schedule has: 32 fractals."""
 MAX_SPREAD = 255
-"""Most rows of dilation or padding that load3d takes; m images whose rows take turns need m times
-their own."""
+"""Most rows of dilation or padding that load3d takes.
+
+If the rows of m images take turns (`stacked`), a window needs m times its own dilation and padding.
+"""
 Pads = tuple[int, int, int, int]
 """Rows above and below, columns left and right."""
 
@@ -90,9 +92,11 @@ class ConvShape:
         # 3 channels of a first layer in 4 lanes: 8 bytes a pixel in fp16 instead of 32.
         lanes_fit = self.c <= SMALL_C0 == self.lanes and self.groups == 1
         if self.lanes and not (lanes_fit and self.w * self.pixel_bytes % BLOCK_BYTES == 0):
-            needed = f"up to {SMALL_C0} channels in as many lanes, rows of whole blocks of 32 bytes"
+            needed_lanes = (
+                f"up to {SMALL_C0} channels in as many lanes, rows of whole blocks of 32 bytes"
+            )
             got = f"{self.c} channels in {self.lanes}, {self.groups} groups, {self.w} columns"
-            raise InputError(needed, got, "use blocks of C0")
+            raise InputError(needed_lanes, got, "use blocks of C0")
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "int32" if self.dtype == "int8" else self.dtype)
         if self.groups < 1 or self.c % self.groups or self.k % self.groups:
@@ -100,19 +104,20 @@ class ConvShape:
             raise InputError(needed_groups, str(self.groups), "choose a common divisor")
         top, bottom, left_pad, right_pad = self.pads
         # Negative padding crops: the image that is left must not be empty.
-        kept_hw = (
+        cropped_hw = (
             self.h + min(top, 0) + min(bottom, 0),
             self.w + min(left_pad, 0) + min(right_pad, 0),
         )
-        if min(kept_hw) < 1:
-            raise InputError("an image with a row and a column left", str(kept_hw), "crop less")
+        if min(cropped_hw) < 1:
+            raise InputError("an image with a row and a column left", str(cropped_hw), "crop less")
         self._check_beside()
         if min(self.out_hw) < 1:
             padded = f"{self.h + top + bottom}x{self.w + left_pad + right_pad}"
-            needed = f"a kernel no larger than the padded image {padded}"
-            raise InputError(needed, "{}x{}".format(*self.reach), "add padding")
+            needed_kernel = f"a kernel no larger than the padded image {padded}"
+            raise InputError(needed_kernel, "{}x{}".format(*self.reach), "add padding")
 
     def _check_sizes(self) -> None:
+        """Raise `InputError` for sizes outside their limits, and for negative padding."""
         sizes = (self.n, self.c, self.h, self.w, self.k, self.r, self.s)
         steps = (*self.strides, *self.dilations)
         crops_unasked = min(self.pads) < 0 and not self.crop
@@ -126,19 +131,15 @@ class ConvShape:
             raise InputError(needed, got, "check the order N C H W K R S")
 
     def _check_beside(self) -> None:
+        """Raise `InputError` if a second convolution's result cannot be added to this one's."""
         beside = self.beside
         if beside is None:
             return
         # Both results are added element by element, so they must agree in everything.
         results = [(s.n, s.k, *s.out_hw, s.dtype, s.groups, s.lanes) for s in (self, beside)]
         # The projection of a residual block: 1 x 1, no padding.
-        one_tap = (beside.r, beside.s, beside.strides[0], beside.pad, beside.beside) == (
-            1,
-            1,
-            1,
-            0,
-            None,
-        )
+        geometry = (beside.r, beside.s, beside.strides[0], beside.pad)
+        one_tap = geometry == (1, 1, 1, 0) and beside.beside is None
         if results[0] != results[1] or self.groups > 1 or self.lanes or not one_tap:
             needed = f"{self.n} images {self.out_hw} of {self.k} channels, of one tap each"
             raise InputError(needed, str(beside), "add them by a kernel of their own")
@@ -146,7 +147,7 @@ class ConvShape:
     @property
     def sums(self) -> int:
         """Tiles of sums per output tile: 2 for int8 with `beside`, as the scales differ, else 1."""
-        return 1 + (self.beside is not None and self.dtype == "int8")
+        return 2 if self.beside is not None and self.dtype == "int8" else 1
 
     @property
     def reach(self) -> Pair:
@@ -156,12 +157,12 @@ class ConvShape:
         return down * (self.r - 1) + 1, across * (self.s - 1) + 1
 
     def _out_hw(self) -> Pair:
+        """Return the rows and columns of the result."""
         top, bottom, left_pad, right_pad = self.pads
         # 7 rows, padding 1 and 1, a reach of 3, a stride of 2: (9 - 3) // 2 + 1 = 4
         rows = (self.h + top + bottom - self.reach[0]) // self.strides[0] + 1
-        return rows * self.mixed, (self.w + left_pad + right_pad - self.reach[1]) // self.strides[
-            1
-        ] + 1
+        columns = (self.w + left_pad + right_pad - self.reach[1]) // self.strides[1] + 1
+        return rows * self.mixed, columns
 
     @property
     def c0(self) -> int:
@@ -177,7 +178,8 @@ class ConvShape:
     def plane(self) -> int:
         """Elements of a channel block of an image in memory."""
         # 14 of 28 stored rows are read: the next channel block still begins 28 rows further on
-        return (self.stored[0] or self.h) * self.w * self.c0
+        stored_rows = self.stored[0] or self.h
+        return stored_rows * self.w * self.c0
 
     @property
     def images(self) -> int:
@@ -251,12 +253,14 @@ def stacked(shape: ConvShape) -> ConvShape:
     if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
     # Divisors of the batch, so that all stacks are equally high.
-    candidates = [m for m in range(1, min(shape.n, most_images) + 1) if shape.n % m == 0]
-    # 49 pixels: 1 image takes 4 fractals each, 16 images 49 together, 3.06 each.
-    fewest_fractals = min(shape.n // m * ceil_div(m * oh * ow, FRACTAL) for m in candidates)
-    candidates = [
-        m for m in candidates if shape.n // m * ceil_div(m * oh * ow, FRACTAL) == fewest_fractals
-    ]
+    divisors = [m for m in range(1, min(shape.n, most_images) + 1) if shape.n % m == 0]
+
+    def fractals(m: int) -> int:
+        # 49 pixels: 1 image takes 4 fractals each, 16 images 49 together, 3.06 each.
+        return shape.n // m * ceil_div(m * oh * ow, FRACTAL)
+
+    fewest_fractals = min(map(fractals, divisors))
+    candidates = [m for m in divisors if fractals(m) == fewest_fractals]
     mixed = next((m for m in candidates if m * oh * ow >= LARGEST_TILE), candidates[-1])
     beside = shape.beside and replace(shape.beside, n=shape.n // mixed, mixed=mixed)
     return replace(shape, n=shape.n // mixed, mixed=mixed, beside=beside)
@@ -278,18 +282,20 @@ def _sides(pad: int | Pair | Pads) -> Pads:
 
 def _shortest_form(name: str, value: object, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
     """Return one number if all sides agree, else the tuple; raise for other lengths and types."""
-    values: Sequence[object] = tuple(value) if isinstance(value, tuple | list) else (value,)
-    all_integers = all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-    if not all_integers or len(values) not in (1, *lengths):
+    sides: Sequence[object] = tuple(value) if isinstance(value, tuple | list) else (value,)
+    all_integers = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    if not all_integers or len(sides) not in (1, *lengths):
         allowed_lengths = " or ".join(map(str, lengths))
         raise InputError(
             f"{name}: a whole number, or {allowed_lengths} of them", repr(value), "correct it"
         )
     # (1, 1, 2, 2) becomes (1, 2), and (3, 3) becomes 3: equal shapes have one form.
-    if len(values) == 4 and values[0] == values[1] and values[2] == values[3]:
-        values = (values[0], values[2])
-    integers = tuple(int(v) for v in values)  # type: ignore[call-overload]
-    return integers[0] if len(set(integers)) == 1 else integers
+    integers: tuple[int, ...] = tuple(int(side) for side in sides)  # type: ignore[call-overload]
+    if len(set(integers)) == 1:
+        return integers[0]
+    if len(integers) == 4 and integers[0] == integers[1] and integers[2] == integers[3]:
+        return integers[0], integers[2]
+    return integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,11 +334,15 @@ def bundles_of(shape: ConvShape) -> Bundles:
     count = ceil_div(g, bundle_groups)
     # 10 groups in bundles of 4: three bundles, the last of 10 - 2 * 4 = 2 groups.
     last_groups = g - (count - 1) * bundle_groups
-    sizes = [
-        (groups, ceil_div(groups * c, c0), ceil_div(groups * k, FRACTAL))
-        for groups in (bundle_groups, last_groups)
-    ]
-    return Bundles(count, *sizes[0], *sizes[1])
+    return Bundles(
+        count=count,
+        groups=bundle_groups,
+        c1=ceil_div(bundle_groups * c, c0),
+        n1=ceil_div(bundle_groups * k, FRACTAL),
+        last_groups=last_groups,
+        last_c1=ceil_div(last_groups * c, c0),
+        last_n1=ceil_div(last_groups * k, FRACTAL),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +375,5 @@ def units_of(shape: ConvShape) -> Units:
     beside_c1, beside_taps = (beside.blocks[0], beside.taps) if beside else (0, 0)
     # A unit holds whole channel blocks of both, so that both end with the last unit.
     count = gcd(c1, beside_c1)
-    return Units(
-        count, c1 // count, beside_c1 // count, (c1 * shape.taps + beside_c1 * beside_taps) // count
-    )
+    total_depth = c1 * shape.taps + beside_c1 * beside_taps
+    return Units(count, c1 // count, beside_c1 // count, total_depth // count)

@@ -1,8 +1,11 @@
 """Which output tiles of a convolution a core computes, and in which order.
 
-The programs of a cube core and of the vector cores that follow it loop over the same tiles. The
-last section loads operands to L0. The left matrix (im2col) is never stored: load3d forms a tile of
-it from rows of the image in L1. A bundle is as many groups as fill whole channel blocks.
+The programs of a cube core and of the vector cores that follow it loop over the same tiles. With 4
+pixel tiles an image, a core with tiles 3 .. 12 does one tile of image 0, all tiles of images 1 and
+2 in a loop, and one tile of image 3. A bundle is as many groups as fill whole channel blocks.
+
+The last section loads operands to L0. The left matrix (im2col) is never stored: load3d forms a tile
+of it from rows of the image in L1.
 """
 
 from collections.abc import Iterator
@@ -32,14 +35,14 @@ from ascend_lab.operators.kernels.vector_tail import VectorTail
 # -- shares of cores ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class BundleShare:
-    """The bundles of one core: `full_bundles` whole ones, plus the short last one if `tail`.
+    """The bundles of one core: `full_bundles` whole ones, plus the short last one if `has_tail`.
 
     A bundle has `n1` output blocks, which `columns` cores divide. The next core's bundles begin
     `pitch` bundles further on (0 if one share holds all bundles).
     """
 
     full_bundles: int
-    tail: bool
+    has_tail: bool
     n1: int
     columns: int
     pitch: int
@@ -60,16 +63,17 @@ def bundle_shares(shape: ConvShape, grid_cols: int) -> dict[BundleShare, list[in
     for index, size in enumerate(sizes):
         # With 3 bundles, the last one short, on 2 columns: column 0 has 2 whole bundles, column 1
         # the short one only.
-        tail = uneven and index == len(sizes) - 1
-        full_bundles = size - tail
+        has_tail = uneven and index == len(sizes) - 1
+        full_bundles = size - 1 if has_tail else size
         n1 = bundle.n1 if full_bundles else bundle.last_n1
-        shares.setdefault(BundleShare(full_bundles, tail, n1, columns, pitch), []).append(index)
+        share = BundleShare(full_bundles, has_tail, n1, columns, pitch)
+        shares.setdefault(share, []).append(index)
     return shares
 
 
 @dataclass(frozen=True, slots=True)
 class BundlePlace:
-    """A bundle of groups: its number, input and output blocks, its place in the core's share."""
+    """A bundle of groups: its number, input and output blocks, its number in the core's share."""
 
     index: isa.Affine
     c1: int
@@ -102,13 +106,17 @@ class Job:
         return self.schedule.base_m // isa.FRACTAL
 
     def sides(self, n_own: int) -> tuple[int, int]:
-        """Return the fractals of the tiles of a core that owns `n_own` output blocks."""
-        (oh, ow) = self.shape.out_hw
-        tile_n = self.schedule.base_n // isa.FRACTAL
+        """Return the fractals (pixels, channels) of tiles of a core with `n_own` output blocks."""
         # No tile is taller than an image (a strip: than a row) or wider than the core's blocks.
-        return min(self.tile, isa.ceil_div(ow if self.strip else oh * ow, isa.FRACTAL)), min(
-            tile_n, n_own
-        )
+        tile_m = min(self.tile, isa.ceil_div(self._largest_tile_pixels, isa.FRACTAL))
+        tile_n = min(self.schedule.base_n // isa.FRACTAL, n_own)
+        return tile_m, tile_n
+
+    @property
+    def _largest_tile_pixels(self) -> int:
+        """The pixels of an image, or of a row of it if tiles are strips."""
+        (oh, ow) = self.shape.out_hw
+        return ow if self.strip else oh * ow
 
     @property
     def elements(self) -> int:
@@ -118,13 +126,13 @@ class Job:
 
     @property
     def even(self) -> bool:
-        """Tell whether vector cores share all tiles evenly, each stored in one piece."""
-        (oh, ow) = self.shape.out_hw
+        """Whether vector cores share all tiles evenly, each stored in one piece."""
         place = self.place
         cores = self.chip.vector_cores_per_core
         # A tile in one piece: its rows can be cut anywhere.
+        ow = self.shape.out_hw[1]
         plane_in_order = (place.row_pitch, place.step, place.mixed[0]) == (ow, 1, 1)
-        equal_rows = isa.FRACTAL % cores == 0 and (ow if self.strip else oh * ow) % cores == 0
+        equal_rows = isa.FRACTAL % cores == 0 and self._largest_tile_pixels % cores == 0
         return equal_rows and (self.strip or plane_in_order)
 
 
@@ -194,8 +202,7 @@ class TileWalk:
 
         `first_block` is the first output block of the bundle, `n_span` counts from there.
         """
-        # Output is (image, block of 16 channels, pixel, 16): count the blocks in front of the
-        # tile's.
+        # Output is (image, block of 16 channels, pixel, 16): count the blocks before the tile's.
         image_blocks = pixels.image * (self.shape.blocks[1] * self.shape.mixed)
         row = pixels.turn * (pixels.run.pixels // self.shape.out_hw[1]) + pixels.down
         return (image_blocks + first_block + n_span[0]) * self.job.place.plane, row
@@ -209,7 +216,7 @@ class TileWalk:
 
     def program(
         self,
-        piece: conv_windows.RowShare,
+        row_share: conv_windows.RowShare,
         share: BundleShare,
         col_pitch: int,
         counts: tuple[int, int],
@@ -224,8 +231,10 @@ class TileWalk:
         k.restart()
         # Cores that run this program differ in these parameters only: the image they begin with,
         # output rows down, output blocks across, bundles.
-        image = k.param("row", max(piece.images) + 1) * piece.image_pitch
-        down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else isa.Affine()
+        image = k.param("row", max(row_share.images) + 1) * row_share.image_pitch
+        down = isa.Affine()
+        if row_share.step:
+            down = k.param("down", max(row_share.downs) + 1) * row_share.step
         col = k.param("col", counts[0]) * col_pitch
         first_bundle = k.param("share", counts[1]) * share.pitch if share.pitch else isa.Affine()
         base = (image, down)
@@ -235,15 +244,19 @@ class TileWalk:
         if share.full_bundles:
             # Whole bundles are alike: one loop, whose body is written once.
             with repeat(k, "bundle", share.full_bundles) as index:
-                place = BundlePlace(first_bundle + index, bundle.c1, bundle.n1, index)
-                self._bundle(place, piece.tiles, base, (col, self.n_own))
-        if share.tail:
+                whole_bundle = BundlePlace(first_bundle + index, bundle.c1, bundle.n1, index)
+                self._bundle(whole_bundle, row_share.tiles, base, (col, self.n_own))
+        if share.has_tail:
             # The short last bundle comes after the whole ones: its place in the share is their
             # number.
-            tail_sizes = isa.Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
-            place = BundlePlace(*tail_sizes, isa.Affine(share.full_bundles))
-            tail_n1 = bundle.last_n1 if share.full_bundles else self.n_own
-            self._bundle(place, piece.tiles, base, (col, tail_n1))
+            short_bundle = BundlePlace(
+                index=isa.Affine(bundle.count - 1),
+                c1=bundle.last_c1,
+                n1=bundle.last_n1,
+                place=isa.Affine(share.full_bundles),
+            )
+            short_n1 = bundle.last_n1 if share.full_bundles else self.n_own
+            self._bundle(short_bundle, row_share.tiles, base, (col, short_n1))
         return k.finish()
 
     def _bundle(
@@ -253,35 +266,63 @@ class TileWalk:
         base: tuple[isa.Affine, isa.Affine],
         n: Span,
     ) -> None:
-        """Write all output tiles of one bundle; `base`: images and rows before them."""
+        """Write all output tiles of one bundle.
+
+        `base` are the images and output rows before them, `n` the core's output blocks (first,
+        count).
+        """
         first_block = bundle.index * self.bundle.n1
-        tile_n = min(self.job.schedule.base_n // isa.FRACTAL, n[1])
-
-        def n_spans() -> Iterator[Span]:
-            for start, size in segments(self.k, "n", n[1], tile_n):
-                yield n[0] + start, size
-
         with epilogue_emit.held_channels(self.finish, n, first_block, None) as channels:
             # Order "mn": each pixel tile loads its rows once for all output channels. With one
             # pixel tile, weights are loaded once in either order, and rows once only in this one.
             if self.job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
-                with self.hold_weights(bundle, n, n[0], several_n_tiles=n[1] > tile_n) as weights:
-                    for pixels in self._pixels(tiles, base):
-                        with self.hold_rows(bundle, pixels) as rows:
-                            for n_tile in n_spans():
-                                self.tile(
-                                    bundle, pixels, n_tile, n[0], Resident(*weights, channels, rows)
-                                )
-                return
-            for n_tile in n_spans():
-                with (
-                    epilogue_emit.held_channels(
-                        self.finish, n_tile, first_block, channels
-                    ) as n_channels,
-                    self.hold_weights(bundle, n_tile, n[0], several_n_tiles=False) as weights,
-                ):
-                    for pixels in self._pixels(tiles, base):
-                        self.tile(bundle, pixels, n_tile, n[0], Resident(*weights, n_channels))
+                self._pixels_outside(bundle, tiles, base, n, channels)
+            else:
+                self._channels_outside(bundle, tiles, base, n, channels)
+
+    def _n_spans(self, n: Span) -> Iterator[Span]:
+        """Yield the tiles of output blocks `n` as (first, count)."""
+        tile_n = min(self.job.schedule.base_n // isa.FRACTAL, n[1])
+        for start, size in segments(self.k, "n", n[1], tile_n):
+            yield n[0] + start, size
+
+    def _pixels_outside(
+        self,
+        bundle: BundlePlace,
+        tiles: tuple[int, int],
+        base: tuple[isa.Affine, isa.Affine],
+        n: Span,
+        channels: epilogue_emit.Channels | None,
+    ) -> None:
+        """Write tiles in order "mn": the loop over pixel tiles is outside."""
+        several_n_tiles = n[1] * isa.FRACTAL > self.job.schedule.base_n
+        with self.hold_weights(bundle, n, n[0], several_n_tiles=several_n_tiles) as weights:
+            for pixels in self._pixels(tiles, base):
+                with self.hold_rows(bundle, pixels) as rows:
+                    resident = Resident(*weights, channels, rows)
+                    for n_tile in self._n_spans(n):
+                        self.tile(bundle, pixels, n_tile, n[0], resident)
+
+    def _channels_outside(
+        self,
+        bundle: BundlePlace,
+        tiles: tuple[int, int],
+        base: tuple[isa.Affine, isa.Affine],
+        n: Span,
+        channels: epilogue_emit.Channels | None,
+    ) -> None:
+        """Write tiles in order "nm": the loop over tiles of output channels is outside."""
+        first_block = bundle.index * self.bundle.n1
+        for n_tile in self._n_spans(n):
+            with (
+                epilogue_emit.held_channels(
+                    self.finish, n_tile, first_block, channels
+                ) as n_channels,
+                self.hold_weights(bundle, n_tile, n[0], several_n_tiles=False) as weights,
+            ):
+                resident = Resident(*weights, n_channels)
+                for pixels in self._pixels(tiles, base):
+                    self.tile(bundle, pixels, n_tile, n[0], resident)
 
     def _pixels(
         self, tiles: tuple[int, int], base: tuple[isa.Affine, isa.Affine]
@@ -303,18 +344,21 @@ class TileWalk:
         tile 0 of image 3.
         """
         per_image = conv_windows.tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
-        at, end = tiles
-        if at % per_image:
-            # The end of the image in which the share begins, or of the share.
-            image_end = min(end, at - at % per_image + per_image)
-            yield isa.Affine(at // per_image), at % per_image, at % per_image + image_end - at
-            at = image_end
-        if whole_images := (end - at) // per_image:
+        first, end = tiles
+        first_image, first_in_image = divmod(first, per_image)
+        if first_in_image:
+            # The share begins inside an image: it has the tiles up to that image's end.
+            end_in_image = min(per_image, first_in_image + end - first)
+            yield isa.Affine(first_image), first_in_image, end_in_image
+            first_image += 1
+        whole_images = max(0, end // per_image - first_image)
+        if whole_images:
             with self.k.loop("image", whole_images) as image:
-                yield image + at // per_image, 0, per_image
-            at += whole_images * per_image
-        if at < end:
-            yield isa.Affine(at // per_image), 0, end - at
+                yield image + first_image, 0, per_image
+        last_image = first_image + whole_images
+        tiles_left = end - last_image * per_image
+        if tiles_left > 0:
+            yield isa.Affine(last_image), 0, tiles_left
 
 
 # -- operands on their way to L0 ------------------------------------------------------------------

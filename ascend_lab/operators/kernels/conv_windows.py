@@ -29,11 +29,12 @@ Sizes = TypeVar("Sizes", int, Array)
 
 # -- windows --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Image rows (or columns) first .. first+count-1, with `before` and `after` zeros around.
+class InputRange:
+    """The image rows (or columns) that outputs read: first .. first+count-1, and zeros around them.
 
-    load3d needs at least one real row. Outputs that read only padding below the image therefore
-    begin `skipped` outputs earlier, which reaches into the image; those are not computed.
+    There are `before` rows of zeros in front and `after` behind. load3d needs at least one real
+    row. Outputs that read only padding below the image therefore begin `skipped` outputs earlier,
+    which reaches into the image; those are not computed.
     """
 
     first: int
@@ -42,9 +43,9 @@ class Seen:
     after: int
     skipped: int
 
-    def times(self, mixed: int) -> Seen:
-        """Return the same rows of `mixed` images with interleaved rows."""
-        return Seen(*(mixed * size for size in astuple(self))) if mixed > 1 else self
+    def of_interleaved(self, images: int) -> InputRange:
+        """Return the same rows of several images with interleaved rows."""
+        return InputRange(*(images * size for size in astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class Window:
     among all outputs of these rows and columns.
     """
 
-    rows: Seen
-    columns: Seen
+    rows: InputRange
+    columns: InputRange
     m_start: int
     fractals: int
     pixels: int
@@ -66,7 +67,9 @@ class Window:
         return replace(self, rows=replace(self.rows, first=self.rows.first + by))
 
 
-def _read_range(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]) -> Seen:
+def _read_range(
+    size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]
+) -> InputRange:
     """Return the rows (or columns) of an axis of `size` that outputs first..last read.
 
     Stride 2, padding 1, reach 3, outputs 0..1: rows -1..3, that is 1 row of zeros and rows 0..3.
@@ -79,7 +82,7 @@ def _read_range(size: int, stride: int, pad: int, reach: int, outputs: tuple[int
     start = low - skipped * stride
     first_row = max(start, 0)
     end = max(min(high, size - 1), first_row)
-    return Seen(first_row, end - first_row + 1, max(0, -start), max(0, high - end), skipped)
+    return InputRange(first_row, end - first_row + 1, max(0, -start), max(0, high - end), skipped)
 
 
 def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False) -> Window:
@@ -93,10 +96,12 @@ def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False)
     # An output row of mixed images is (row, image): the window begins with image 0 of its row.
     (first_output, rows_before) = divmod(pixel // ow, mixed)
     last_output = (pixel + pixels - 1) // ow // mixed
-    rows = _read_range(
+    rows_of_image = _read_range(
         shape.h, shape.strides[0], top, shape.reach[0], (first_output, last_output)
-    ).times(mixed)
-    outputs = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
+    )
+    rows = rows_of_image.of_interleaved(mixed)
+    column = pixel % ow
+    outputs = (column, column + pixels - 1) if strip else (0, ow - 1)
     columns = _read_range(shape.w, shape.strides[1], left_pad, shape.reach[1], outputs)
     # Pixels of few lanes are smaller than a block of 32 bytes: only whole rows are whole blocks.
     if shape.lanes:
@@ -104,11 +109,8 @@ def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False)
     # load3d counts outputs of the loaded rows and columns in row-major order: m_start is where this
     # tile begins among them.
     output_columns = outputs[1] - outputs[0] + 1 + columns.skipped
-    m_start = (
-        (rows.skipped + rows_before) * output_columns
-        + columns.skipped
-        + (0 if strip else pixel % ow)
-    )
+    columns_before = column - outputs[0]
+    m_start = (rows.skipped + rows_before) * output_columns + columns.skipped + columns_before
     return Window(rows, columns, m_start, ceil_div(pixels, FRACTAL), pixels)
 
 
@@ -117,9 +119,9 @@ def tiles_per_image(shape: ConvShape, tile: int, *, strip: bool = False) -> int:
     oh, ow = shape.out_hw
     if shape.pool:
         return ceil_div(shape.pool.out_hw[0], int(pooled_rows(shape, tile)))
-    return (
-        oh * ceil_div(ow, tile * FRACTAL) if strip else ceil_div(ceil_div(oh * ow, FRACTAL), tile)
-    )
+    if strip:
+        return oh * ceil_div(ow, tile * FRACTAL)
+    return ceil_div(ceil_div(oh * ow, FRACTAL), tile)
 
 
 def pooled_rows(shape: ConvShape, tile: Array | int) -> Array:
@@ -128,8 +130,7 @@ def pooled_rows(shape: ConvShape, tile: Array | int) -> Array:
     A tile of 8 output rows holds 3 rows of 3 x 3 windows with stride 2: they read 7 rows.
     """
     assert shape.pool
-    # Rows that fit: (rows - 1) * stride + r output rows are needed, so rows = (fit - r) / stride +
-    # 1.
+    # n rows of windows need (n - 1) stride + r output rows, so n = (output rows - r) / stride + 1.
     rows_to_spare = tile * FRACTAL // shape.out_hw[1] - shape.pool.r
     window_rows: Array = np.clip(
         rows_to_spare // shape.pool.strides[0] + 1, 1, shape.pool.out_hw[0]
@@ -137,16 +138,20 @@ def pooled_rows(shape: ConvShape, tile: Array | int) -> Array:
     return window_rows
 
 
+PixelTile = tuple[int, tuple[Window, ...]]
+"""A tile's first pixel, and its windows in the image and, if there is one, the second image."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` repetitions of `tiles`, each `rows` image rows and `pixels` output pixels further.
+    """`count` repetitions of `tiles`, each `rows` image rows and `pixels` output pixels further on.
 
     A tile is its first pixel and its windows: in its image and, if there is one, in the second
     image (`beside`).
     """
 
     count: int
-    tiles: tuple[tuple[int, tuple[Window, ...]], ...]
+    tiles: tuple[PixelTile, ...]
     rows: int
     pixels: int
 
@@ -157,49 +162,73 @@ def runs_of(
 ) -> tuple[Run, ...]:
     """Group pixel tiles first..last-1 of an image into runs whose tiles differ by a shift only.
 
-    A flat tile of 16 pixels and rows of 24 output columns repeat every 3 tiles, 2 rows further
-    down: such a period is the unit of a run. Cores of a launch and schedules with one tile size ask
-    for the same runs, hence the cache.
+    Flat tiles of 16 pixels and rows of 24 output columns repeat every 3 tiles, 2 rows further down:
+    a run consists of such periods. Cores of a launch and schedules with one tile size ask for the
+    same runs, hence the cache.
     """
-    ow = shape.out_hw[1]
-    tile_pixels = tile * FRACTAL
-    row_pixels = ow * shape.mixed
-    period = ceil_div(ow, tile_pixels) if strip else row_pixels // gcd(tile_pixels, row_pixels)
-    rows_down = 1 if strip else period * tile_pixels // ow
-    if shape.pool:
-        period = 1
-        rows_down = int(pooled_rows(shape, tile)) * shape.pool.strides[0]
-    # The same tiles are asked for again and again while periods are compared.
-    tile_of = cache(partial(_tile, shape, tile, strip))
-
-    def repeats(tile_at: int, k: int) -> bool:
-        """Tell whether the period that begins at `tile_at` repeats, shifted, `k` periods later."""
-        block = range(tile_at, tile_at + period)
-        return all(
-            tile_of(t + k * period)[1] == _shifted(shape, tile_of(t)[1], k * rows_down)
-            for t in block
-        )
-
+    periods = _Periods(shape, tile, strip)
+    period = periods.tiles
+    input_rows = periods.rows_down * shape.strides[0]
     runs: list[Run] = []
     tile_at = first
     while tile_at < last:
-        count = 1
-        most_repeats = (last - tile_at) // period
-        # Only borders cut windows off: if the last of some periods is the first one shifted, so are
-        # those between. Bisect for the number of periods.
-        while count < most_repeats:
-            middle = (count + most_repeats + 1) // 2
-            count, most_repeats = (
-                (middle, most_repeats) if repeats(tile_at, middle - 1) else (count, middle - 1)
-            )
+        count = periods.repetitions(tile_at, last)
         if count > 1:
-            tiles = tuple(map(tile_of, range(tile_at, tile_at + period)))
-            runs.append(Run(count, tiles, rows_down * shape.strides[0], rows_down * ow))
+            tiles = tuple(periods.tile(t) for t in range(tile_at, tile_at + period))
+            runs.append(Run(count, tiles, input_rows, periods.rows_down * shape.out_hw[1]))
             tile_at += count * period
         else:
-            runs.append(Run(1, (tile_of(tile_at),), 0, 0))
+            runs.append(Run(1, (periods.tile(tile_at),), 0, 0))
             tile_at += 1
     return tuple(runs)
+
+
+class _Periods:
+    """After how many `tiles` windows repeat, `rows_down` output rows further down."""
+
+    def __init__(self, shape: ConvShape, tile: int, strip: bool) -> None:
+        self.shape = shape
+        self.tiles, self.rows_down = _period_of(shape, tile, strip)
+        # The same tiles are asked for again and again while periods are compared.
+        self.tile = cache(partial(_tile, shape, tile, strip))
+
+    def repetitions(self, first: int, last: int) -> int:
+        """Return how many equal periods of tiles first .. last - 1 begin at tile `first`.
+
+        Only borders cut windows off: if the last of some periods is the first one shifted, so are
+        those between. So the number is found by bisection.
+        """
+        fewest = 1
+        most = (last - first) // self.tiles
+        while fewest < most:
+            middle = (fewest + most + 1) // 2
+            if self._is_repeated(first, middle - 1):
+                fewest = middle
+            else:
+                most = middle - 1
+        return fewest
+
+    def _is_repeated(self, first: int, periods: int) -> bool:
+        """Tell whether the period at tile `first` is repeated `periods` periods later, shifted."""
+        for t in range(first, first + self.tiles):
+            shifted = _shifted(self.shape, self.tile(t)[1], periods * self.rows_down)
+            if self.tile(t + periods * self.tiles)[1] != shifted:
+                return False
+        return True
+
+
+def _period_of(shape: ConvShape, tile: int, strip: bool) -> tuple[int, int]:
+    """Return after how many tiles windows repeat, and how many output rows further down."""
+    ow = shape.out_hw[1]
+    tile_pixels = tile * FRACTAL
+    if shape.pool:
+        return 1, int(pooled_rows(shape, tile)) * shape.pool.strides[0]
+    if strip:
+        return ceil_div(ow, tile_pixels), 1
+    # 24 output columns and tiles of 16 pixels: 3 tiles are 48 pixels, 2 rows.
+    row_pixels = ow * shape.mixed
+    period = row_pixels // gcd(tile_pixels, row_pixels)
+    return period, period * tile_pixels // ow
 
 
 def _shifted(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tuple[Window, ...]:
@@ -213,7 +242,7 @@ def _shifted(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tup
     return tuple([window.moved(step) for window, step in zip(windows, steps, strict=False)])
 
 
-def _tile(shape: ConvShape, tile: int, strip: bool, index: int) -> tuple[int, tuple[Window, ...]]:
+def _tile(shape: ConvShape, tile: int, strip: bool, index: int) -> PixelTile:
     """Return (first pixel, windows) of tile `index` of an image."""
     oh, ow = shape.out_hw
     if shape.pool:
@@ -221,20 +250,18 @@ def _tile(shape: ConvShape, tile: int, strip: bool, index: int) -> tuple[int, tu
         rows = int(pooled_rows(shape, tile))
         # The pooling windows of the tile read some output rows: those are the tile's pixels.
         pooled = window_of(shape.pool, index * rows * pw, min(rows, ph - index * rows) * pw)
-        pixel = pooled.rows.first * ow
-        pixels = pooled.rows.count * ow
-        return pixel, (window_of(shape, pixel, pixels), pooled)
+        first_read = pooled.rows.first * ow
+        return first_read, (window_of(shape, first_read, pooled.rows.count * ow), pooled)
     tile_pixels = tile * FRACTAL
-    # A row of 100 pixels in strips of 32: 4 strips, the last one with 4 pixels.
-    strips_per_row = ceil_div(ow, tile * FRACTAL)
     if strip:
-        row = index // strips_per_row
-        column = index % strips_per_row * tile_pixels
+        # A row of 100 pixels in strips of 32: 4 strips, the last one with 4 pixels.
+        row, strip_in_row = divmod(index, ceil_div(ow, tile_pixels))
+        column = strip_in_row * tile_pixels
         pixel = row * ow + column
         pixels = min(tile_pixels, ow - column)
     else:
         pixel = index * tile_pixels
-        pixels = min(tile_pixels, oh * ow - index * tile_pixels)
+        pixels = min(tile_pixels, oh * ow - pixel)
     convolutions = (shape, shape.beside) if shape.beside else (shape,)
     return pixel, tuple([window_of(conv, pixel, pixels, strip=strip) for conv in convolutions])
 
@@ -309,12 +336,12 @@ def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
     size = (shape.h, shape.w)[axis]
     stride = shape.strides[axis]
     if axis and shape.lanes:
-        return outputs * 0 + size
+        return outputs * 0 + size  # the whole row, whether `outputs` is a number or an array
     # A window at the end may lie wholly in the padding.
     last_output = shape.out_hw[axis] // (1 if axis else shape.mixed) - 1
     reads_only_padding = last_output * stride - shape.pads[2 * axis] >= size
-    # An output that reads only padding starts at an earlier one (`Seen.skipped`): up to a stride
-    # more rows.
+    # An output that reads only padding starts at an earlier one (`InputRange.skipped`): up to a
+    # stride more rows.
     one_output = max(shape.reach[axis], stride if reads_only_padding else 1)
     needed: Sizes = np.minimum((outputs - 1) * stride + one_output, size)
     return needed if isinstance(outputs, np.ndarray) else int(needed)
@@ -363,33 +390,37 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> t
     sizes = chunks(shape.n * per_image, 1, grid_rows)
     # Every row of cores has whole images: then all of them read the same windows.
     pitch = sizes[0] // per_image if sizes[0] % per_image == 0 else 0
-    groups: dict[Hashable, list[tuple[int, int, Tiles]]] = {}
-    for index, size in enumerate(sizes):
+
+    def owner_of(index: int, size: int) -> tuple[Hashable, tuple[int, int, Tiles]]:
+        """Return what equal rows of cores have in common, and (image, output row, tiles) of one."""
+        if pitch:
+            return size, (index, 0, (0, size))
         start = index * sizes[0]
         # Tile 11 with 4 tiles an image is tile 3 of image 2.
         image, first_tile = divmod(start, per_image)
-        if pitch:
-            key: Hashable = size
-            owner = index, 0, (0, size)
-        elif first_tile + size <= per_image:
-            runs = runs_of(shape, tile, first_tile, first_tile + size, strip=strip)
-            row = runs[0].tiles[0][0] // ow
-            key = _shifted_to_top(shape, runs, row)
-            owner = (image, row, (first_tile, first_tile + size))
-        else:
-            key = ("across", start)
-            owner = (0, 0, (start, start + size))
+        end_tile = first_tile + size
+        if end_tile > per_image:
+            return ("across", start), (0, 0, (start, start + size))
+        runs = runs_of(shape, tile, first_tile, end_tile, strip=strip)
+        row = runs[0].tiles[0][0] // ow
+        return _shifted_to_top(shape, runs, row), (image, row, (first_tile, end_tile))
+
+    groups: dict[Hashable, list[tuple[int, int, Tiles]]] = {}
+    for index, size in enumerate(sizes):
+        key, owner = owner_of(index, size)
         groups.setdefault(key, []).append(owner)
     return tuple([_share(owners, pitch or 1) for owners in groups.values()])
 
 
 def _shifted_to_top(shape: ConvShape, runs: tuple[Run, ...], row: int) -> tuple[Run, ...]:
     """Return runs that begin in output row `row`, shifted up to output row 0."""
-    pixels = row * shape.out_hw[1]
-    return tuple(
-        replace(r, tiles=tuple((pixel - pixels, _shifted(shape, w, -row)) for pixel, w in r.tiles))
-        for r in runs
-    )
+    pixels_above = row * shape.out_hw[1]
+
+    def at_top(tile: PixelTile) -> PixelTile:
+        pixel, windows = tile
+        return pixel - pixels_above, _shifted(shape, windows, -row)
+
+    return tuple(replace(run, tiles=tuple(map(at_top, run.tiles))) for run in runs)
 
 
 def _share(owners: list[tuple[int, int, Tiles]], pitch: int) -> RowShare:
@@ -489,7 +520,13 @@ def area_of(
         target += output % ow * place.step + place.start
         pieces.append((first_pixel, target, size))
         first_pixel += size
-    # Blocks of 16 sums; as int8 two of them are one block of 32.
-    blocks = blocks * FRACTAL // width
-    sizes = (place.plane, place.step, window.fractals, window.pixels, width)
-    return Area(plane * FRACTAL, tuple(pieces), blocks, *sizes)
+    return Area(
+        base=plane * FRACTAL,
+        pieces=tuple(pieces),
+        blocks=blocks * FRACTAL // width,  # of 16 sums; as int8 two of them are one block of 32
+        plane=place.plane,
+        step=place.step,
+        fractals=window.fractals,
+        pixels=window.pixels,
+        width=width,
+    )

@@ -16,7 +16,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Kernel, ceil_div
 from ascend_lab.operators.kernels.conv import conv_launch
-from ascend_lab.operators.kernels.conv_shape import ConvShape, Pads, Pair, pair
+from ascend_lab.operators.kernels.conv_shape import LARGEST_SIZE, ConvShape, Pads, Pair, pair
 from ascend_lab.operators.kernels.conv_windows import Placement
 from ascend_lab.operators.kernels.operand_packing import pack_conv, unpack_conv
 
@@ -46,14 +46,14 @@ class DeconvShape:
 
     def __post_init__(self) -> None:
         """Check what `ConvShape` checks, and that pads leave an output."""
-        if min(self.h, self.w) < 1 or max(self.h, self.w) > 1 << 20:
+        if min(self.h, self.w) < 1 or max(self.h, self.w) > LARGEST_SIZE:
             sizes = f"{self.h}x{self.w}"
             raise InputError("image sizes from 1 to 1048576", sizes, "check the order")
         windows = self.windows
         output_pads = pair(self.output_pad)
         # With stride 2 images of 7 and of 8 rows give the same 4 rows: output_pad says which.
-        limits = zip(windows.strides, windows.dilations, strict=True)
-        too_large = any(p >= max(s) for p, s in zip(output_pads, limits, strict=True))
+        limits = map(max, windows.strides, windows.dilations)
+        too_large = any(pad >= limit for pad, limit in zip(output_pads, limits, strict=True))
         if min(output_pads) < 0 or too_large:
             raise InputError(
                 "an output_pad of at least 0 and below stride or dilation",
@@ -65,21 +65,21 @@ class DeconvShape:
 
     @property
     def windows(self) -> ConvShape:
-        """A convolution with the same windows on a large image: strides, dilations and pads."""
+        """A convolution of a large image with the same windows: strides, dilations and pads."""
         return ConvShape(
-            self.n,
-            self.c,
-            1 << 20,
-            1 << 20,
-            self.k,
-            self.r,
-            self.s,
-            self.stride,
-            self.pad,
-            self.dtype,
-            self.out_dtype,
-            self.dilation,
-            self.groups,
+            n=self.n,
+            c=self.c,
+            h=LARGEST_SIZE,
+            w=LARGEST_SIZE,
+            k=self.k,
+            r=self.r,
+            s=self.s,
+            stride=self.stride,
+            pad=self.pad,
+            dtype=self.dtype,
+            out_dtype=self.out_dtype,
+            dilation=self.dilation,
+            groups=self.groups,
         )
 
     @property
@@ -100,7 +100,10 @@ class DeconvShape:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """One phase along one axis: taps in the order of the image, windows of a convolution."""
+    """One phase along one axis: its taps in the order of the image rows (or columns) they read.
+
+    `dilation`, `pad_before` and `pad_after` are those of the phase's convolution.
+    """
 
     taps: tuple[int, ...]
     dilation: int
@@ -109,7 +112,7 @@ class _Axis:
 
 
 def _axis(phase: int, size: int, out: int, windows: tuple[int, int, int, int]) -> _Axis:
-    """Return the phase's taps and windows; without a tap, one with the weight zero.
+    """Return a phase along an axis of `size` image rows and `out` output rows (or columns).
 
     `windows` is (kernel, stride, dilation, pad before). Tap i sees image row q + d(i) for output
     row q of the phase, d(i) = (phase + pad - i * dilation) / stride.
@@ -146,28 +149,27 @@ def phases_of(shape: DeconvShape) -> list[Phase]:
     (pad_top, _, pad_left, _) = windows.pads
     plane = ceil_div(oh * ow, FRACTAL) * FRACTAL
     phases: list[Phase] = []
-    for p, q in product(range(min(sh, oh)), range(min(sw, ow))):
-        down = _axis(p, shape.h, oh, (shape.r, sh, dh, pad_top))
-        across = _axis(q, shape.w, ow, (shape.s, sw, dw, pad_left))
+    for row, column in product(range(min(sh, oh)), range(min(sw, ow))):
+        down = _axis(row, shape.h, oh, (shape.r, sh, dh, pad_top))
+        across = _axis(column, shape.w, ow, (shape.s, sw, dw, pad_left))
         conv = ConvShape(
-            shape.n,
-            shape.c,
-            shape.h,
-            shape.w,
-            shape.k,
-            max(len(down.taps), 1),
-            max(len(across.taps), 1),
-            1,
-            (down.pad_before, down.pad_after, across.pad_before, across.pad_after),
-            shape.dtype,
-            shape.out_dtype,
-            (down.dilation, across.dilation),
-            shape.groups,
+            n=shape.n,
+            c=shape.c,
+            h=shape.h,
+            w=shape.w,
+            k=shape.k,
+            r=max(len(down.taps), 1),
+            s=max(len(across.taps), 1),
+            stride=1,
+            pad=(down.pad_before, down.pad_after, across.pad_before, across.pad_after),
+            dtype=shape.dtype,
+            out_dtype=shape.out_dtype,
+            dilation=(down.dilation, across.dilation),
+            groups=shape.groups,
             crop=True,
         )
-        # Phase (p, q) writes pixels (p, q), (p, q + sw), ..., and the same columns sh rows further
-        # down.
-        place = Placement(p * ow + q, sh * ow, sw, plane, f"weight{len(phases)}")
+        # Phase (0, 1) of stride 2 writes columns 1, 3, 5, ... of rows 0, 2, 4, ...
+        place = Placement(row * ow + column, sh * ow, sw, plane, f"weight{len(phases)}")
         phases.append(Phase(conv, down.taps, across.taps, place))
     return phases
 
@@ -192,9 +194,10 @@ def pack_deconv(shape: DeconvShape, x: np.ndarray, weight: np.ndarray) -> dict[s
     kernel = by_group.reshape(shape.k, c, shape.r, shape.s)
     tensors: dict[str, np.ndarray] = {}
     for phase in phases_of(shape):
-        phase_kernel = np.zeros((shape.k, c, phase.conv.r, phase.conv.s), weight.dtype)
         if phase.rows and phase.columns:
             phase_kernel = kernel[:, :, phase.rows][..., phase.columns]
+        else:
+            phase_kernel = np.zeros((shape.k, c, phase.conv.r, phase.conv.s), weight.dtype)
         packed = pack_conv(phase.conv, x, phase_kernel)
         tensors |= {"x": packed["x"], phase.place.weight: packed["weight"]}
     return tensors
@@ -205,13 +208,13 @@ def unpack_deconv(shape: DeconvShape, tensors: Mapping[str, np.ndarray]) -> np.n
     oh, ow = shape.out_hw
     # The output of a 1 x 1 convolution of this size is laid out alike.
     one_tap = ConvShape(
-        shape.n,
-        shape.c,
-        oh,
-        ow,
-        shape.k,
-        1,
-        1,
+        n=shape.n,
+        c=shape.c,
+        h=oh,
+        w=ow,
+        k=shape.k,
+        r=1,
+        s=1,
         dtype=shape.dtype,
         out_dtype=shape.out_dtype,
         groups=shape.groups,

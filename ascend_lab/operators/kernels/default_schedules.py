@@ -43,12 +43,13 @@ def default_schedule(
 ) -> GemmSchedule:
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chip = chip_left(chip, demand)
-    tilings = candidates(shape, chip)
-    tilings = tilings.take(fitting(demand, chip, tilings))
+    free_chip = chip_left(chip, demand)
+    all_tilings = candidates(shape, free_chip)
+    tilings = all_tilings.take(fitting(demand, free_chip, all_tilings))
     if not len(tilings.m):
-        raise no_room(chip)
-    return tilings.schedule(int(np.argmin(estimate(shape, chip, tilings, demand))), shape.dtype)
+        raise no_room(free_chip)
+    cycles = estimate(shape, free_chip, tilings, demand)
+    return tilings.schedule(int(np.argmin(cycles)), shape.dtype)
 
 
 def no_room(chip: Chip) -> CapacityError:
@@ -70,9 +71,9 @@ def counted_candidates(shape: GemmShape, chip: Chip) -> tuple[Tilings, Array]:
     A problem of 2 x 2 fractals cuts every larger tile to 2 x 2: one candidate for many choices.
     """
     _, k1, _ = shape.fractals
-    tiles = _distinct_tiles(shape, chip.core_count)
+    distinct = _distinct_tiles(shape, chip.core_count)
     fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    side_bytes = np.minimum(chip.buffers["L0A"] // tiles.m, chip.buffers["L0B"] // tiles.n)
+    side_bytes = np.minimum(chip.buffers["L0A"] // distinct.m, chip.buffers["L0B"] // distinct.n)
     # Fractals of K that fit twice, as L0A and L0B have two slots each.
     depth_room = side_bytes // (2 * fractal_bytes)
     # Tiles that may be deep appear twice: a shallow one lets the cube start sooner, a deep one
@@ -81,7 +82,7 @@ def counted_candidates(shape: GemmShape, chip: Chip) -> tuple[Tilings, Array]:
     shallow_k = np.minimum(depth_room, SHALLOW_DEPTH)
     deep_k = np.minimum(depth_room[deep], 2 * SHALLOW_DEPTH)
     k = np.minimum(np.append(shallow_k, deep_k), k1)
-    tiles = tiles.with_copies(deep)
+    tiles = distinct.with_copies(deep)
     k_tiles = ceil_div_array(k1, np.maximum(k, 1))
     # Stages of all K are one candidate: a step is dropped where the next smaller one already holds
     # all K, and the smallest that holds all K stands for the larger steps.
@@ -145,12 +146,14 @@ def first_of_equal_choices(stages: int, *columns: Array) -> tuple[Array, Array]:
     of which the first two stay, for 1 and 3 choices.
     """
     # The axes of `all_choices`: sides m, sides n, stages, grids.
-    shape = len(SIDES), len(SIDES), stages, columns[0].size // (len(SIDES) ** 2 * stages)
+    grid_count = columns[0].size // (len(SIDES) ** 2 * stages)
+    shape = len(SIDES), len(SIDES), stages, grid_count
     is_first = np.ones(shape, bool)
     choice_counts = np.ones(shape, np.int64)
     for axis, column in enumerate(columns):
         values = np.moveaxis(column.reshape(shape), axis, 0)
         equals_previous = values[1:] == values[:-1]
+        # 1, 2, 2, 2 has runs of 1, 3, 2, 1 equal values from each place on.
         run_length = np.ones(values.shape, np.int64)
         for index in reversed(range(len(equals_previous))):
             run_length[index] += equals_previous[index] * run_length[index + 1]
@@ -180,7 +183,9 @@ def tilings_that_keep(shape: GemmShape, chip: Chip, t: Tilings, keep: str) -> Ar
     """
     (m1, k1, n1) = shape.fractals
     fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    depth_a, depth_b = (k1 if keep == name else t.k * t.step for name in "ab")
+    stage_depth = t.k * t.step
+    depth_a = k1 if keep == "a" else stage_depth
+    depth_b = k1 if keep == "b" else stage_depth
     reused = {"a": t.cols * t.n < n1, "b": t.rows * t.m < m1}
     fits = 2 * (t.m * depth_a + t.n * depth_b) * fractal_bytes <= chip.buffers["L1"]
     return np.flatnonzero(fits & reused.get(keep, True))
@@ -200,48 +205,82 @@ def estimate(
     tile, plus one fill and one drain of the pipeline. A core loads the operand `keep` once for all
     tiles of C along its side. `operands_in_l2` lie in L2 from the beginning.
     """
-    m1, k1, n1 = shape.fractals
-    tiles_down = ceil_div_array(ceil_div_array(m1, t.m), t.rows)
-    tiles_across = ceil_div_array(ceil_div_array(n1, t.n), t.cols)
-    tiles = tiles_down * tiles_across
-    tiles_along = {"a": tiles_across, "b": tiles_down}
+    k1 = shape.fractals[1]
+    tiles_down, tiles_across = _tiles_of_core(shape, t)
     cube, mte1 = inner_cycles(shape.dtype, chip, t, k1, (np.minimum(t.k, t.m), t.k))
     miss_shares, memory_bytes = gemm_schedule.memory_traffic(shape, chip, t)
-    fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    cores = t.rows * t.cols
+    for name in operands_in_l2:
+        miss_shares[name] = np.zeros(len(t.m))
+    a = _operand_load(shape, chip, t, "a", keep, miss_shares["a"])
+    b = _operand_load(shape, chip, t, "b", keep, miss_shares["b"])
     # A stage starts a copy of A and one of B, but none of what is kept.
-    startup_cycles = (
-        ceil_div_array(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
-    )
-    mte2 = startup_cycles + operand_cycles(chip, t, demand)
+    stages = ceil_div_array(k1, t.k * t.step)
+    startup_cycles = stages * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
+    mte2_copies = startup_cycles + operand_cycles(chip, t, demand)
+    mte2_copies = mte2_copies + a.cycles_per_tile + b.cycles_per_tile
+    # A slot of L1 is busy for load + latency + use; with two slots MTE2 sustains two in that time.
+    memory_delay = np.maximum(a.memory_delay, b.memory_delay)
+    latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + memory_delay
+    mte2 = np.maximum(mte2_copies, (stages * latency + mte1 + mte2_copies) / 2)
     # The first stage must arrive before the cube starts: its share of K is exposed.
     staged = np.minimum(1.0, t.k * t.step / k1)
-    drain = drain_cycles(shape, chip, t, demand)
-    fill_cycles = mte1 * staged
-    memory_delay = np.zeros(len(t.m))
-    for name, side in (("a", t.m), ("b", t.n)):
-        # Tiles that share one load of the operand; only a load from memory waits longer than L2's.
-        tiles_per_load = tiles_along[name] if keep == name else np.ones_like(tiles)
-        miss_share = np.minimum(1.0, miss_shares[name] * tiles_per_load) * (
-            name not in operands_in_l2
-        )
-        rate = gemm_schedule.load_cycles_per_byte(chip, miss_share, cores)
-        load = k1 * fractal_bytes * side * rate
-        if keep != name:
-            memory_extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
-            memory_delay = np.maximum(memory_delay, miss_share * memory_extra)
-        mte2 = mte2 + load / tiles_per_load
-        fill_cycles = fill_cycles + load * (1.0 if keep == name else staged)
-    # A slot of L1 is busy for load + latency + use; with two slots MTE2 sustains two in that time.
-    latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + memory_delay
-    mte2 = np.maximum(mte2, (ceil_div_array(k1, t.k * t.step) * latency + mte1 + mte2) / 2)
+    fill_cycles = mte1 * staged + a.exposed_cycles + b.exposed_cycles
     fill_cycles = fill_cycles + startup_cycles * staged + latency
-    core_cycles = tiles * cycles_per_tile(chip, t, cube, mte1, mte2, drain) + fill_cycles + drain
+    drain = drain_cycles(shape, chip, t, demand)
+    tile_cycles = cycles_per_tile(chip, t, cube, mte1, mte2, drain)
+    core_cycles = tiles_down * tiles_across * tile_cycles + fill_cycles + drain
     core_cycles = core_cycles + sum(vector_core_cycles(chip, t, demand))
     # All cores together: no estimate is below the time that memory needs for all bytes.
     memory = memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     longest: Floats = np.maximum(core_cycles, memory)
     return longest
+
+
+def _tiles_of_core(shape: GemmShape, t: Tilings) -> tuple[Array, Array]:
+    """Return the tiles of C along m and along n of the busiest core."""
+    m1, _, n1 = shape.fractals
+    tiles_down = ceil_div_array(ceil_div_array(m1, t.m), t.rows)
+    return tiles_down, ceil_div_array(ceil_div_array(n1, t.n), t.cols)
+
+
+class _OperandLoad(NamedTuple):
+    """What loading A or B costs.
+
+    cycles_per_tile     on MTE2, for each tile of C
+    exposed_cycles      before the cube can start with the first tile
+    memory_delay        how much longer than from L2 the bytes take to arrive, on average
+    """
+
+    cycles_per_tile: Floats
+    exposed_cycles: Floats
+    memory_delay: Floats
+
+
+def _operand_load(
+    shape: GemmShape, chip: Chip, t: Tilings, name: str, keep: str, miss_share: Floats
+) -> _OperandLoad:
+    """Return the cycles of loading operand `name` ("a" or "b").
+
+    `miss_share` is the share of its reads that miss L2 if every tile of C loads its own; a core
+    loads the operand `keep` once for all tiles of C along its side.
+    """
+    k1 = shape.fractals[1]
+    fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    tiles_down, tiles_across = _tiles_of_core(shape, t)
+    side, tiles_along = (t.m, tiles_across) if name == "a" else (t.n, tiles_down)
+    cores = t.rows * t.cols
+    if keep == name:
+        # Tiles that share one load: all bytes from memory then fall on fewer loads.
+        kept_miss_share = np.minimum(1.0, miss_share * tiles_along)
+        rate = gemm_schedule.load_cycles_per_byte(chip, kept_miss_share, cores)
+        load = k1 * fractal_bytes * side * rate
+        return _OperandLoad(load / tiles_along, load, np.zeros(len(t.m)))
+    missed = np.minimum(1.0, miss_share)
+    rate = gemm_schedule.load_cycles_per_byte(chip, missed, cores)
+    load = k1 * fractal_bytes * side * rate
+    staged = np.minimum(1.0, t.k * t.step / k1)
+    memory_extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+    return _OperandLoad(load, load * staged, missed * memory_extra)
 
 
 def cycles_per_tile(
@@ -337,16 +376,16 @@ def promising(
     `operands_in_l2` lie in L2 from the beginning. Raises `CapacityError` if none fits.
     """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chip = chip_left(chip, demand)
-    candidate_tilings, candidate_counts = counted_candidates(shape, chip)
-    fits = fitting(demand, chip, candidate_tilings)
+    free_chip = chip_left(chip, demand)
+    candidate_tilings, candidate_counts = counted_candidates(shape, free_chip)
+    fits = fitting(demand, free_chip, candidate_tilings)
     fitting_tilings = candidate_tilings.take(fits)
     choice_counts = candidate_counts[fits]
     estimates: dict[GemmSchedule, float] = {}
     for keep in ("", "a", "b"):
-        keep_index = tilings_that_keep(shape, chip, fitting_tilings, keep)
+        keep_index = tilings_that_keep(shape, free_chip, fitting_tilings, keep)
         tilings = fitting_tilings.take(keep_index)
-        cycles = estimate(shape, chip, tilings, demand, keep, operands_in_l2)
+        cycles = estimate(shape, free_chip, tilings, demand, keep, operands_in_l2)
         quickest = np.argsort(cycles, kind="stable")[: 2 * count]
         # Take a schedule if fewer than 2 * count choices are quicker. A candidate counts as all the
         # choices it stands for: a small problem is not searched further than a large one.
@@ -359,6 +398,6 @@ def promising(
             if sum(s.keep == keep for s in estimates) < count:
                 estimates.setdefault(schedule, float(cycles[index]))
     if not estimates:
-        raise no_room(chip)
+        raise no_room(free_chip)
     pairs = [(cycles, schedule) for schedule, cycles in estimates.items()]
     return tuple(sorted(pairs, key=lambda pair: pair[0]))

@@ -27,12 +27,15 @@ SUM_DTYPE = "fp16"
 
 
 def lines_of(shape: ConvShape, chip: Chip) -> Lines:
-    """Return the distances of rows in UB: for output rows that of image rows if that is quicker."""
+    """Return the quickest distances of image rows and of output rows in UB.
+
+    Either output rows are whole repeats, one behind the other, or they are as far apart as image
+    rows, so that one instruction runs over all rows and the gaps between them.
+    """
     line = planes.columns_seen(shape)[0]
     (oh, ow) = shape.out_hw
+    # 28 columns are 4 repeats of 8 pixels: 32.
     output_line = isa.ceil_div(ow, planes.PIXELS) * planes.PIXELS
-    # Either output rows are whole repeats, one behind the other, or they are as far apart as image
-    # rows, so that one instruction runs over all rows and the gaps between them.
     candidates = [Lines(line, output_line, output_line)]
     if shape.strides[0] == shape.strides[1]:
         candidates.append(Lines(line, line, ow))
@@ -48,15 +51,17 @@ def depthwise_launch(
     rounded up to 16 as the cube's convolution leaves them (`unpack_conv` reads them), or exactly
     OH * OW if `dense`. `epilogue` is applied to the fp16 sums. Raises `InputError` unless every
     channel is a group of its own in fp16, `CapacityError` where one output row does not fit UB,
-    `PathError` for an epilogue with an `epilogue_obstacle`.
+    `PathError` for an epilogue that a depthwise kernel cannot apply (see `epilogue_obstacle`).
     """
-    if not shape.groups == shape.c == shape.k or (shape.dtype, shape.out_dtype) != ("fp16",) * 2:
+    each_channel_alone = shape.groups == shape.c == shape.k
+    if not each_channel_alone or (shape.dtype, shape.out_dtype) != ("fp16", "fp16"):
         needed = "fp16 and as many groups as input and output channels"
         got = f"{shape.dtype}, {shape.groups} groups, {shape.c} and {shape.k} channels"
         raise errors.InputError(needed, got, "use conv_launch")
-    if reason := epilogue_obstacle(epilogue) if epilogue else "":
+    obstacle = epilogue_obstacle(epilogue) if epilogue else ""
+    if obstacle:
         needed_epilogue = f"an epilogue of a depthwise kernel on {chip.name}"
-        raise errors.PathError(needed_epilogue, reason, "run the steps as a kernel of their own")
+        raise errors.PathError(needed_epilogue, obstacle, "run the steps as a kernel of their own")
     name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
 
     lines = lines_of(shape, chip)
@@ -66,7 +71,7 @@ def depthwise_launch(
         shape, chip, lines, blocks_per_result=blocks_per_pixel, fixed=fixed_blocks + 2 * shape.taps
     )
 
-    def program(share: planes.Own) -> isa.Program:
+    def program(share: planes.PlaneShare) -> isa.Program:
         rows = planes.rows_per_block(share, rows_that_fit)
         return _Writer(shape, chip, lines, rows, dense, epilogue).program(share)
 
@@ -107,11 +112,10 @@ def _epilogue_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
     if epilogue is None:
         return 0, 0
     # Bytes per element times 16 channels, in blocks of 32 bytes: 2 bytes are one block a pixel.
-    scratch = sum(
-        DTYPE_BYTES[dtype] for dtype in epilogue_plan.plan_of(epilogue, SUM_DTYPE).tiles[1:]
-    )
-    fixed = sum(2 * pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in epilogue.operands)
-    return scratch * isa.FRACTAL // BLOCK_BYTES, fixed // BLOCK_BYTES
+    scratch_tiles = epilogue_plan.plan_of(epilogue, SUM_DTYPE).tiles[1:]
+    scratch_bytes = sum(DTYPE_BYTES[dtype] for dtype in scratch_tiles)
+    fixed_bytes = sum(2 * pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in epilogue.operands)
+    return scratch_bytes * isa.FRACTAL // BLOCK_BYTES, fixed_bytes // BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +212,8 @@ class _Writer(RowWriter):
         for run in self.lines.grid(self.shape, block.rows).runs(self.k):
             total = run.written(results)
             # The first tap's product is the first sum; others are written to the scratch buffer
-            # `beside` and added from there.
-            product = run.written(self.beside)
+            # and added from there.
+            product = run.written(self.scratch)
             for tap in range(self.shape.taps):
                 i, j = divmod(tap, self.shape.s)
                 # Strides of 0: 16 channels of one tap for all pixels.
@@ -220,5 +224,8 @@ class _Writer(RowWriter):
                     self.k.vector("vadd", total, total, product)
         if self.epilogue:
             self.epilogue.write(
-                self.k, results, self.resident_taps, self.lines.outputs(block.rows) * planes.C0
+                self.k,
+                results,
+                self.resident_taps,
+                self.lines.output_pixels(block.rows) * planes.C0,
             )

@@ -56,10 +56,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Deq:
-    """How int32 sums leave L0C: round(relu((sums + bias) scale)) + offset, in a format.
+    """How int32 sums are dequantised on their way out of L0C.
 
-    `scale` (fp32) and `bias` (int32; "" for none) name operands with a number per channel. Only
-    int8 results are rounded and get the offset.
+    They become round(relu((sums + bias) scale)) + offset, in the format `dtype`. `scale` (fp32) and
+    `bias` (int32; "" for none) name operands with a number per channel. Only int8 results are
+    rounded and get the offset.
     """
 
     scale: str
@@ -123,9 +124,10 @@ class Epilogue:
         """
         if self.deq is not None or any(o.kind != "channel" for o in self.operands):
             return False
+        # Direction 1 increases with the sums, -1 decreases.
         direction = dict[str | int, int]({SUMS: 1})
+        # The steps whose results are at least 0.
         not_negative = set[str | int]()
-        # Direction 1 increases with the sums, -1 decreases. `not_negative` values are at least 0.
         for index, step in enumerate(self.steps):
             number = step.number or 0.0
             sources_not_negative = not_negative.issuperset(step.sources)
@@ -136,19 +138,19 @@ class Epilogue:
             source_directions = {
                 direction[source] for source in step.sources if source in direction
             }
+            increases = step.op in INCREASING or (step.op == "vmuls" and number > 0)
             # max(x, -x) mixes both directions: it is neither.
-            if len(source_directions) > 1 or not (
-                decreases or step.op in INCREASING or (step.op == "vmuls" and number > 0)
-            ):
+            if len(source_directions) > 1 or not (decreases or increases):
                 return False
-            direction[index] = -source_directions.pop() if decreases else source_directions.pop()
-            if step.op == "vexp" or (
-                step.op in ("vadds", "vconv") and sources_not_negative and number >= 0
-            ):
+            source_direction = source_directions.pop()
+            direction[index] = -source_direction if decreases else source_direction
+            keeps_sign = step.op in ("vadds", "vconv") and number >= 0
+            if step.op == "vexp" or (keeps_sign and sources_not_negative):
                 not_negative.add(index)
         return not self.steps or direction[len(self.steps) - 1] == 1
 
     def _check_deq(self, deq: Deq) -> None:
+        """Raise `InputError` unless the operands of a dequantisation have its kinds and formats."""
         kinds = {o.name: (o.kind, o.dtype) for o in self.operands}
         needed_kinds = {deq.scale: ("channel", "fp32"), deq.bias: ("channel", "int32")}
         if any(kinds.get(name) != needed_kinds[name] for name in deq.names):
@@ -179,9 +181,15 @@ class Epilogue:
         return FRACTAL if read_by_deq else pattern(operand.dtype)
 
     def _check_step(self, index: int, step: Step, names: list[str]) -> None:
+        """Raise `InputError` if a step's operation, sources, number and format do not fit."""
         # vsel takes a condition and two values, vadd two, vrelu one.
-        count = 3 if step.op == "vsel" else 1 + (step.op in BINARY)
-        if step.op not in LANE_BY_LANE or len(step.sources) != count:
+        if step.op == "vsel":
+            source_count = 3
+        elif step.op in BINARY:
+            source_count = 2
+        else:
+            source_count = 1
+        if step.op not in LANE_BY_LANE or len(step.sources) != source_count:
             raise InputError(
                 f"step {index}: a lane-by-lane operation with its sources",
                 f"{step.op} of {len(step.sources)}",
@@ -192,17 +200,19 @@ class Epilogue:
             is_defined = source in names if isinstance(source, str) else 0 <= source < index
             if not is_defined:
                 needed = f"step {index}: a source that is there"
-                got = repr(source)
-                raise InputError(needed, got, f"use {names} or a step")
+                raise InputError(needed, repr(source), f"use {names} or a step")
         if all(self.kind(source) == "channel" for source in step.sources):
-            needed = f"step {index}: a source with a number per element"
-            got = str(step.sources)
-            raise InputError(needed, got, "compute on numbers per channel once, before the launch")
-        if (step.number is None) == (step.op in WITH_SCALAR) or bool(step.dtype) != (
-            step.op == "vconv"
-        ):
-            needed = f"step {index}: a number for {', '.join(WITH_SCALAR)}, a dtype for vconv"
-            raise InputError(needed, f"{step.op} with {step.number}, {step.dtype!r}", "correct it")
+            needed_kind = f"step {index}: a source with a number per element"
+            remedy = "compute on numbers per channel once, before the launch"
+            raise InputError(needed_kind, str(step.sources), remedy)
+        number_fits = (step.number is not None) == (step.op in WITH_SCALAR)
+        dtype_fits = bool(step.dtype) == (step.op == "vconv")
+        if not number_fits or not dtype_fits:
+            needed_number = (
+                f"step {index}: a number for {', '.join(WITH_SCALAR)}, a dtype for vconv"
+            )
+            got = f"{step.op} with {step.number}, {step.dtype!r}"
+            raise InputError(needed_number, got, "correct it")
 
     def kind(self, source: str | int) -> str:
         """Return the kind of a source: "channel", "tile" or "sums"."""
@@ -240,8 +250,7 @@ def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:
     last_format = formats[len(epilogue.steps) - 1 if epilogue.steps else SUMS]
     if last_format != epilogue.out_dtype:
         needed = f"a last step in {epilogue.out_dtype}"
-        got = last_format
-        raise TypeMismatchError(needed, got, "add a vconv step at the end")
+        raise TypeMismatchError(needed, last_format, "add a vconv step at the end")
     return tuple(formats[index] for index in range(len(epilogue.steps)))
 
 
@@ -273,9 +282,8 @@ def fix_of(epilogue: Epilogue) -> Fix | str:
         if step.op == "vconv" and step.dtype == "fp32" and last_order < 4:
             continue  # the pipe computes in fp32 anyway
         # ReLU may also follow the conversion: rounding changes no sign.
-        if order[step.op] <= last_order and not (
-            step.op == "vrelu" and last_order == 4 and not relu
-        ):
+        relu_after_conversion = step.op == "vrelu" and last_order == 4 and not relu
+        if order[step.op] <= last_order and not relu_after_conversion:
             return "the fix pipe adds a bias, scales, applies ReLU, converts: once each, in order"
         last_order = max(last_order, order[step.op])
         if step.op == "vadd":
@@ -287,7 +295,8 @@ def fix_of(epilogue: Epilogue) -> Fix | str:
             scale = float(step.number or 0.0)
         elif step.op == "vrelu":
             relu = True
-    if len(epilogue.operands) > bool(bias):
+    operands_read = 1 if bias else 0
+    if len(epilogue.operands) > operands_read:
         return "an operand that no step reads"
     return Fix(bias, scale, relu)
 
@@ -330,16 +339,15 @@ def halves(
     """
     if epilogue is None or chip.combined or not unsupported_reason(epilogue, chip, sums):
         return epilogue, None
-    step_formats(epilogue, sums)
-    if epilogue.deq:
-        epilogue = _with_deq_as_steps(epilogue, epilogue.deq)
-    formats = step_formats(epilogue, sums)
+    step_formats(epilogue, sums)  # raises if formats differ
+    in_steps = _with_deq_as_steps(epilogue, epilogue.deq) if epilogue.deq else epilogue
+    formats = step_formats(in_steps, sums)
     # Try the latest cut first: what the fix pipe does is free, what vector cores do takes time.
-    for cut in range(len(epilogue.steps) - 1, 0, -1):
-        parts = _cut(epilogue, cut, formats[cut - 1])
-        if parts and not unsupported_reason(parts[0], chip, sums):
-            return parts
-    return None, epilogue
+    for cut in range(len(in_steps.steps) - 1, 0, -1):
+        two_epilogues = _cut(in_steps, cut, formats[cut - 1])
+        if two_epilogues and not unsupported_reason(two_epilogues[0], chip, sums):
+            return two_epilogues
+    return None, in_steps
 
 
 def _with_deq_as_steps(epilogue: Epilogue, deq: Deq) -> Epilogue:
@@ -352,21 +360,36 @@ def _with_deq_as_steps(epilogue: Epilogue, deq: Deq) -> Epilogue:
         got = "blocks of 16"
         raise PathError(needed, got, "run the steps as a kernel of their own")
     # Sums in int32: add the bias, convert to fp32, scale, rectify, convert to the format.
-    deq_steps = [Step("vadd", (SUMS, deq.bias))] if deq.bias else []
-    deq_steps.append(Step("vconv", (len(deq_steps) - 1 if deq_steps else SUMS,), dtype="fp32"))
-    deq_steps.append(Step("vmul", (len(deq_steps) - 1, deq.scale)))
-    deq_steps += [Step("vrelu", (len(deq_steps) - 1,))] if deq.relu else []
-    deq_steps += (
-        [Step("vconv", (len(deq_steps) - 1,), dtype=deq.dtype)] if deq.dtype != "fp32" else []
-    )
+    deq_steps: list[Step] = []
+
+    def last() -> int:
+        return len(deq_steps) - 1
+
+    if deq.bias:
+        deq_steps.append(Step("vadd", (SUMS, deq.bias)))
+    deq_steps.append(Step("vconv", (last() if deq_steps else SUMS,), dtype="fp32"))
+    deq_steps.append(Step("vmul", (last(), deq.scale)))
+    if deq.relu:
+        deq_steps.append(Step("vrelu", (last(),)))
+    if deq.dtype != "fp32":
+        deq_steps.append(Step("vconv", (last(),), dtype=deq.dtype))
     # The later steps read the last of these instead of the sums, and are numbered after them.
-    renumbered: dict[str | int, str | int] = {SUMS: len(deq_steps) - 1}
-    renumbered |= {index: index + len(deq_steps) for index in range(len(epilogue.steps))}
-    steps = [
-        replace(step, sources=tuple(renumbered.get(source, source) for source in step.sources))
-        for step in epilogue.steps
-    ]
-    return Epilogue(epilogue.operands, (*deq_steps, *steps), epilogue.out_dtype)
+    new_source: dict[str | int, str | int] = {SUMS: last()}
+    for index in range(len(epilogue.steps)):
+        new_source[index] = index + len(deq_steps)
+    later_steps = _with_sources(epilogue.steps, new_source)
+    return Epilogue(epilogue.operands, (*deq_steps, *later_steps), epilogue.out_dtype)
+
+
+def _with_sources(
+    steps: tuple[Step, ...], new_source: dict[str | int, str | int]
+) -> tuple[Step, ...]:
+    """Return steps that read other sources: those in `new_source` instead of its keys."""
+
+    def with_sources(step: Step) -> Step:
+        return replace(step, sources=tuple(new_source.get(s, s) for s in step.sources))
+
+    return tuple(map(with_sources, steps))
 
 
 def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] | None:
@@ -378,22 +401,19 @@ def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] 
     other_steps = epilogue.steps[cut:]
     first_reads = {s for step in first_steps for s in step.sources}
     other_reads = {s for step in other_steps for s in step.sources}
-    if other_reads & {SUMS, *range(cut - 1)} or first_reads & other_reads & {
-        o.name for o in epilogue.operands
-    }:
+    reads_earlier_results = other_reads & {SUMS, *range(cut - 1)}
+    shared_operands = first_reads & other_reads & {o.name for o in epilogue.operands}
+    if reads_earlier_results or shared_operands:
         return None
     # The result of step cut - 1 is the sums of the second epilogue, and step `cut` its step 0.
-    renumbered: dict[str | int, str | int] = {cut - 1: SUMS}
-    renumbered |= {index: index - cut for index in range(cut, len(epilogue.steps))}
-    renumbered_steps = [
-        replace(s, sources=tuple(renumbered.get(source, source) for source in s.sources))
-        for s in other_steps
-    ]
+    new_source: dict[str | int, str | int] = {cut - 1: SUMS}
+    for index in range(cut, len(epilogue.steps)):
+        new_source[index] = index - cut
     first_operands = tuple(o for o in epilogue.operands if o.name in first_reads)
     other_operands = tuple(o for o in epilogue.operands if o.name in other_reads)
-    return Epilogue(first_operands, first_steps, dtype), Epilogue(
-        other_operands, tuple(renumbered_steps), epilogue.out_dtype
-    )
+    first_epilogue = Epilogue(first_operands, first_steps, dtype)
+    renumbered_steps = _with_sources(other_steps, new_source)
+    return first_epilogue, Epilogue(other_operands, renumbered_steps, epilogue.out_dtype)
 
 
 def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:

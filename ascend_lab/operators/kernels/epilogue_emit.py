@@ -1,4 +1,4 @@
-"""Move sums out of L0C: unchanged, through an epilogue, or to vector cores.
+"""Write the instructions that move a tile of sums out of L0C, through its epilogue, to GM.
 
 Where cube and vector unit share a core, sums go through UB, where the vector unit does the steps.
 Where they are separate, the bias table and the fix pipe do the steps that they support.
@@ -6,7 +6,7 @@ Where they are separate, the bias table and the fix pipe do the steps that they 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ascend_lab import errors
 from ascend_lab.machine import chip
@@ -42,7 +42,7 @@ from ascend_lab.operators.kernels.tiles import Area, Span, repeat, segments, sto
 
 Memory = Tile | Buffer
 REPEATS_PER_START = 6
-"""So many repeats of a vector instruction take about as long as starting another one."""
+"""Number of repeats of a vector instruction that take about as long as starting another one."""
 
 
 # -- the steps on a piece of a tile ---------------------------------------------------------------
@@ -50,13 +50,14 @@ REPEATS_PER_START = 6
 class Piece:
     """A piece of a tile in UB: `count` blocks of `run` elements.
 
-    `tiles` are the tiles of the plan, `named` the operands per element, `rates` the operands per
-    channel. Block `first_block` of the rates belongs to the first block of the piece.
+    `tiles` are the tiles of the plan, `element_operands` the operands with a number per element,
+    `channel_operands` those with a number per channel, by name. Block `first_block` of the latter
+    belongs to the first block of the piece.
     """
 
     tiles: Sequence[Memory]
-    named: Mapping[str, Memory]
-    rates: Mapping[str, Tile]
+    element_operands: Mapping[str, Memory]
+    channel_operands: Mapping[str, Tile]
     first_block: Affine
     count: int
     run: int
@@ -83,7 +84,7 @@ def write_steps(k: KernelBuilder, plan: Plan, piece: Piece) -> None:
         write = _StepWriter(k, step, piece)
         repeats_per_block = -(-piece.run // write.lanes)
         # No number per channel: the blocks are one long row of elements.
-        if not any(write.rates):
+        if not any(write.channel_tiles):
             write.run(Affine(), piece.count * piece.run, Affine())
         # 2 repeats a block and 8 blocks: 2 instructions across all blocks instead of 8 along each.
         elif repeats_per_block < piece.count <= k.chip.max_repeat:
@@ -99,18 +100,23 @@ def write_steps(k: KernelBuilder, plan: Plan, piece: Piece) -> None:
 class _StepWriter:
     """Writes the instructions of one step.
 
-    For the result and every source, `views` has the tile, or None where `rates` has the numbers
-    per channel.
+    For the result and every source, `tiles` has its tile, or None where `channel_tiles` has its
+    numbers per channel.
     """
 
     def __init__(self, k: KernelBuilder, step: Placed, piece: Piece) -> None:
         self.k = k
         self.step = step
-        names = (step.to, *step.sources)
-        self.views = [piece.tiles[s] if isinstance(s, int) else piece.named.get(s) for s in names]
-        pairs = zip(self.views, names, strict=True)
-        self.rates = [None if view else piece.rates[str(name)] for view, name in pairs]
-        operands = [operand for operand in (*self.views, *self.rates) if operand]
+        self.tiles: list[Memory | None] = []
+        self.channel_tiles: list[Tile | None] = []
+        for source in (step.to, *step.sources):
+            if isinstance(source, int):
+                tile: Memory | None = piece.tiles[source]
+            else:
+                tile = piece.element_operands.get(source)
+            self.tiles.append(tile)
+            self.channel_tiles.append(None if tile else piece.channel_operands[str(source)])
+        operands = [operand for operand in (*self.tiles, *self.channel_tiles) if operand]
         item_bytes = [
             (operand if isinstance(operand, Buffer) else operand.buffer).itemsize
             for operand in operands
@@ -138,21 +144,28 @@ class _StepWriter:
         From repeat to repeat tiles advance by `pitch` elements, channel numbers by `step` blocks.
         """
         regions = []
-        for view, rate in zip(self.views, self.rates, strict=True):
-            if rate is None:
-                assert view is not None
-                regions.append(view.region(start, shape, (pitch, 1)))
-                continue
-            unit = pattern(rate.buffer.dtype)
-            sizes: tuple[int, ...] = shape
-            strides: tuple[int, ...] = (step * unit, 1)
-            # One pattern of numbers serves all repeats of a block: 128 lanes of fp16 are 8 pixels
-            # of 16 channels.
-            if unit == FRACTAL:  # stride 0: one block of 16 numbers for every 16 lanes
-                sizes = (shape[0], shape[1] // FRACTAL, FRACTAL)
-                strides = (step * unit, 0, 1)
-            regions.append(rate.region(block * unit, sizes, strides))
+        for tile, channel_tile in zip(self.tiles, self.channel_tiles, strict=True):
+            if channel_tile is not None:
+                regions.append(_channel_region(channel_tile, shape, block, step))
+            else:
+                assert tile is not None
+                regions.append(tile.region(start, shape, (pitch, 1)))
         self.k.vector(self.step.op, *regions, scalar=self.step.number)
+
+
+def _channel_region(tile: Tile, shape: tuple[int, int], block: Affine, step: int) -> Region:
+    """Return the numbers per channel for an instruction of `shape` (repeats, lanes).
+
+    The first repeat reads block `block`, each later one `step` blocks further on. One pattern of
+    numbers serves all lanes of a repeat: 128 lanes of fp16 are 8 pixels of 16 channels.
+    """
+    repeats, lanes = shape
+    unit = pattern(tile.buffer.dtype)
+    if unit == FRACTAL:
+        # A stride of 0: one block of 16 numbers for every 16 lanes.
+        sizes = (repeats, lanes // FRACTAL, FRACTAL)
+        return tile.region(block * unit, sizes, (step * unit, 0, 1))
+    return tile.region(block * unit, shape, (step * unit, 1))
 
 
 # -- an epilogue in one kernel --------------------------------------------------------------------
@@ -277,14 +290,14 @@ def new_finish(
     if not k.chip.combined:
         return _new_fix(k, epilogue, sizes, blocks)
     plan = drain_plan(epilogue, sums)
-    operands = epilogue.of_kind("channel")
-    units = {o.name: epilogue.unit(o) for o in operands}
+    channel_operands = epilogue.of_kind("channel")
+    units = {o.name: epilogue.unit(o) for o in channel_operands}
     _check_multiple(demand.columns, sizes)
-    slots = [blocks * units[o.name] for o in operands]
-    channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
+    slots = [blocks * units[o.name] for o in channel_operands]
+    channels = Group.make(k, channel_operands, slots, sizes.blocks * FRACTAL, blocks)
     elements = _piece_elements(k, demand, sizes, blocks)
-    operands = epilogue.of_kind("tile")
-    tiles = Group.make(k, operands, [elements] * len(operands), sizes.elements, 0)
+    tile_operands = epilogue.of_kind("tile")
+    tiles = Group.make(k, tile_operands, [elements] * len(tile_operands), sizes.elements, 0)
     # The result leaves from two slots: one is stored while the steps fill the other.
     out = k.queue(f"{sizes.prefix}y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
     scratch = tuple(
@@ -293,12 +306,12 @@ def new_finish(
     )
     second = _new_second_sums(k, epilogue, sizes, elements)
     return Finish(
-        k,
-        plan,
-        out,
-        scratch,
-        tiles,
-        channels,
+        builder=k,
+        plan=plan,
+        out=out,
+        scratch=scratch,
+        tiles=tiles,
+        channels=channels,
         deq=epilogue.deq,
         second=second,
         width=epilogue.width,
@@ -319,14 +332,15 @@ def _new_second_sums(
     k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, elements: int
 ) -> SecondSums | None:
     """Allocate UB for the second tile of sums, if the epilogue reads one."""
-    second = None
-    for operand in epilogue.of_kind("sums"):
-        assert epilogue.second is not None
-        buffer = k.buffer(operand.name, "UB", operand.dtype, elements)
-        # In L0C the second tile of sums lies behind the first one.
-        start = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
-        second = SecondSums(epilogue.second, operand.name, buffer, start)
-    return second
+    operands = epilogue.of_kind("sums")
+    if not operands:
+        return None
+    (operand,) = operands
+    assert epilogue.second is not None
+    buffer = k.buffer(operand.name, "UB", operand.dtype, elements)
+    # In L0C the second tile of sums lies behind the first one.
+    start = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
+    return SecondSums(epilogue.second, operand.name, buffer, start)
 
 
 def _piece_elements(k: KernelBuilder, demand: Demand, sizes: Sizes, blocks: int) -> int:
@@ -384,14 +398,17 @@ def held_channels(
         load_channels(k, slots[operand.name], tensor, (first_block + n[0], n[1]), unit)
     queue.enqueue()
     tile = queue.dequeue()
-    if finish.table is not None:
-        k.copy(finish.table.alloc().region(0, n[1] * FRACTAL), tile.region(0, n[1] * FRACTAL))
+    if finish.table is None:
+        yield Channels(n[0], tile)
         queue.free()
-        finish.table.enqueue()
-        queue = finish.table
-        tile = finish.table.dequeue()
-    yield Channels(n[0], tile)
+        return
+    # On its way to the cube a bias goes on from L1 to the bias table.
+    size = n[1] * FRACTAL
+    k.copy(finish.table.alloc().region(0, size), tile.region(0, size))
     queue.free()
+    finish.table.enqueue()
+    yield Channels(n[0], finish.table.dequeue())
+    finish.table.free()
 
 
 def bias_of(finish: Finish | None, loaded: Channels | None, n: Span) -> Region | None:
@@ -419,38 +436,64 @@ def drain(
         return
     k = finish.builder
     pitch = _block_elements(finish, area)
-    c = acc.dequeue()
+    sums = acc.dequeue()
     piece_blocks = min(finish.out.buffer.elements // pitch, area.blocks)
-    # In one piece L0C is free as soon as its sums are copied; in several only after the last copy.
-    in_one_piece = piece_blocks == area.blocks
-    pieces = (
-        [(Affine(), piece_blocks)]
-        if in_one_piece
-        else segments(k, "column", area.blocks, piece_blocks)
-    )
-    for block, count in pieces:
-        if finish.tiles:
-            load_tiles(finish.tiles, k, area, block, count)
-        memories: list[Memory] = [finish.out.alloc(), *finish.scratch]
-        rates = finish.channels.tiles_by_name(channels.tile) if finish.channels and channels else {}
-        # The channel operands are in blocks of 16, the tile may be in blocks of 32.
-        first_rate = (
-            n + block * (area.width // FRACTAL) - channels.first_block if channels else block
-        )
-        numbers = (rates, first_rate)
-        target = memories[finish.plan.start]
-        _copy_sums(finish, target, c, area, (block, count, pitch), numbers)
-        named = _copy_second_sums(finish, c, area, (block, count), numbers)
-        if in_one_piece:
-            acc.free()
-        if finish.tiles:
-            named |= finish.tiles.tiles_by_name(finish.tiles.queue.dequeue())
-        write_steps(k, finish.plan, Piece(memories, named, rates, first_rate, count, pitch))
-        if finish.tiles:
-            finish.tiles.queue.free()
-        copy_out(k, finish.out, places, pitch, (block, count))
-    if not in_one_piece:
+    if piece_blocks == area.blocks:
+        # In one piece L0C is free as soon as its sums are copied.
+        piece = _arriving_piece(finish, sums, area, (Affine(), piece_blocks, pitch), n, channels)
         acc.free()
+        _finish_piece(finish, places, piece, Affine())
+        return
+    for block, count in segments(k, "column", area.blocks, piece_blocks):
+        piece = _arriving_piece(finish, sums, area, (block, count, pitch), n, channels)
+        _finish_piece(finish, places, piece, block)
+    acc.free()
+
+
+def _arriving_piece(
+    finish: Finish,
+    sums: Tile,
+    area: Area,
+    blocks: tuple[Affine, int, int],
+    n: Affine,
+    channels: Channels | None,
+) -> Piece:
+    """Copy `blocks` (first, count, pitch) of sums to UB; return the piece with its operands.
+
+    The tile's first output block is `n`. Operands with a number per element are being loaded, too.
+    """
+    assert finish.out is not None
+    (block, count, pitch) = blocks
+    if finish.tiles:
+        load_tiles(finish.tiles, finish.builder, area, block, count)
+    tiles: list[Memory] = [finish.out.alloc(), *finish.scratch]
+    channel_operands: Mapping[str, Tile] = {}
+    first_block = block
+    if channels:
+        # The channel operands are in blocks of 16, the tile may be in blocks of 32.
+        first_block = n + block * (area.width // FRACTAL) - channels.first_block
+        if finish.channels:
+            channel_operands = finish.channels.tiles_by_name(channels.tile)
+    numbers = (channel_operands, first_block)
+    _copy_sums(finish, tiles[finish.plan.start], sums, area, blocks, numbers)
+    element_operands = _copy_second_sums(finish, sums, area, (block, count), numbers)
+    return Piece(tiles, element_operands, channel_operands, first_block, count, pitch)
+
+
+def _finish_piece(
+    finish: Finish, places: Sequence[tuple[Memory, Area]], piece: Piece, first: Affine
+) -> None:
+    """Write the epilogue's steps on a piece whose first block is `first`, and store it."""
+    assert finish.out is not None
+    k = finish.builder
+    if finish.tiles:
+        loaded = finish.tiles.tiles_by_name(finish.tiles.queue.dequeue())
+        all_operands = {**piece.element_operands, **loaded}
+        write_steps(k, finish.plan, replace(piece, element_operands=all_operands))
+        finish.tiles.queue.free()
+    else:
+        write_steps(k, finish.plan, piece)
+    copy_out(k, finish.out, places, piece.run, (first, piece.count))
 
 
 def copy_out(
@@ -474,9 +517,11 @@ def _block_elements(finish: Finish, area: Area) -> int:
     run = area.pixels * area.width
     lanes = finish.builder.chip.vector_bytes_per_repeat // 2
     rounded_up = -(-run // lanes) * lanes
-    # 49 pixels of 16 channels: 784 elements a block, rounded up to 7 repeats of 128 = 896.
+    # 49 pixels of 16 channels: 784 elements a block, rounded up to 7 repeats of 128 = 896. In 8
+    # blocks these are 8 * 112 / 128 = 7 more repeats.
     extra_repeats = (area.blocks * rounded_up - area.blocks * run) // lanes
-    return run if finish.tiles or finish.deq or extra_repeats > REPEATS_PER_START else rounded_up
+    must_be_exact = bool(finish.tiles or finish.deq)
+    return run if must_be_exact or extra_repeats > REPEATS_PER_START else rounded_up
 
 
 def _copy_sums(
@@ -536,12 +581,12 @@ def _dequantise(
     sums: Region,
     channels: tuple[Mapping[str, Tile], Affine],
 ) -> None:
-    """Copy sums to UB as numbers: each times the scale of its channel, plus its bias."""
-    (rates, first_rate) = channels
+    """Copy sums to UB in floats: each plus the bias of its channel, times its scale."""
+    (channel_operands, first_block) = channels
     count, _, halves, _ = sums.sizes
     elements = count * halves * FRACTAL
     # Scale and bias for every channel of these blocks: 32 numbers a block of an int8 result.
-    numbers = [rates[name].region(first_rate * FRACTAL, elements) for name in deq.names]
+    numbers = [channel_operands[name].region(first_block * FRACTAL, elements) for name in deq.names]
     k.vdeq(target.region(0, sums.sizes), sums, *numbers, relu=deq.relu, offset=deq.offset)
 
 
@@ -557,7 +602,7 @@ def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: in
 
 # -- all paths out of L0C -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Leave:
+class SumsOutput:
     """How a kernel's finished tiles of sums leave the slots `acc` of L0C.
 
     They go unchanged to GM, through an epilogue to GM, or through a ring of slots to vector cores.

@@ -1,7 +1,10 @@
-"""Plan an epilogue: the tiles of UB that its values need, and its cycles, bytes and room.
+"""Plan an epilogue: the tiles of UB that its values need, and what it costs in cycles and bytes.
 
-The last section is about a bias that the cube adds, as one more step of K. This is used where the
-vector unit has more to do than the cube:
+For example relu(sums + bias) in fp32, rounded to fp16, needs one tile in fp32 and one in fp16. The
+sums arrive in the first one and each step writes over it; the last step writes the second one.
+
+The last section is about another way to add a bias, by the cube, as one more step of K. This is
+used where the vector unit has more to do than the cube:
 
     sums (pixels, channels) += ones (pixels, 1) @ bias (1, channels)
 
@@ -70,17 +73,11 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
     that.
     """
     formats = [epilogue.deq.dtype if epilogue.deq else sums, *step_formats(epilogue, sums)]
-    value_of = {SUMS: 0} | {i: i + 1 for i in range(len(epilogue.steps))}
-    reads = [
-        tuple(value_of.get(source, source) for source in step.sources) for step in epilogue.steps
-    ]
+    reads = _reads_of_steps(epilogue)
     narrowing_values = [] if epilogue.deq else _narrowing_values(epilogue, reads, formats)
     if narrowing_values:
         formats[0] = formats[narrowing_values[0]]
-        reads = [
-            tuple(0 if source in narrowing_values else source for source in sources)
-            for sources in reads
-        ]
+        reads = [_replaced(sources, narrowing_values, 0) for sources in reads]
     last_value = 0 if len(reads) in narrowing_values else len(reads)
     needed_values = _needed_values(reads, last_value)
     last_reader = _last_readers(reads, needed_values)
@@ -91,21 +88,33 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
     steps: list[Placed] = []
     for value in sorted(needed_values - {0}):
         sources = reads[value - 1]
+        value_sources = [source for source in sources if isinstance(source, int)]
         tile_sources = tuple(
             tile_of[source] if isinstance(source, int) else source for source in sources
         )
         # A step may write over a source: the last reader frees the source's tile, then takes one.
-        free_tiles += sorted(
-            {
-                tile_of[source]
-                for source in sources
-                if isinstance(source, int) and last_reader[source] == value
-            }
-        )
+        read_no_more = [source for source in value_sources if last_reader[source] == value]
+        free_tiles += sorted({tile_of[source] for source in read_no_more})
         tile_of[value] = 0 if value == last_value else _take_tile(formats[value], tiles, free_tiles)
         step = epilogue.steps[value - 1]
         steps.append(Placed(step.op, tile_sources, step.number, tile_of[value]))
     return Plan(_with_axpy(steps) if epilogue.deq else tuple(steps), tuple(tiles), tile_of[0])
+
+
+def _reads_of_steps(epilogue: Epilogue) -> list[tuple[Source, ...]]:
+    """Return what each step reads: operands by name, values by number (0: the sums)."""
+
+    def source_of(source: str | int) -> Source:
+        if isinstance(source, int):
+            return source + 1
+        return 0 if source == SUMS else source
+
+    return [tuple(map(source_of, step.sources)) for step in epilogue.steps]
+
+
+def _replaced(sources: tuple[Source, ...], old: list[int], new: int) -> tuple[Source, ...]:
+    """Return sources with `new` instead of every value in `old`."""
+    return tuple(new if source in old else source for source in sources)
 
 
 def drain_plan(epilogue: Epilogue, sums: str) -> Plan:
@@ -115,14 +124,11 @@ def drain_plan(epilogue: Epilogue, sums: str) -> Plan:
     """
     plan = plan_of(epilogue, sums)
     first_step = plan.steps[0] if plan.steps and not epilogue.deq else None
-    is_relu = first_step and (
-        first_step.op == "vrelu" or (first_step.op, first_step.number) == ("vmaxs", 0.0)
-    )
-    if (
-        first_step
-        and is_relu
-        and (first_step.sources, first_step.to) == ((plan.start,), plan.start)
-    ):
+    if first_step is None:
+        return plan
+    is_relu = first_step.op == "vrelu" or (first_step.op, first_step.number) == ("vmaxs", 0.0)
+    is_in_place = (first_step.sources, first_step.to) == ((plan.start,), plan.start)
+    if is_relu and is_in_place:
         return replace(plan, steps=plan.steps[1:], relu=True)
     return plan
 
@@ -146,18 +152,17 @@ def _with_axpy(steps: list[Placed]) -> tuple[Placed, ...]:
             # The sum now lies in the tile of x: later steps swap that with the addition's tile.
             swapped_tiles: dict[Source, int] = {add.to: x[0], x[0]: add.to}
             axpy = Placed("vaxpy", (*x, *product), scale.number, x[0])
-            later_steps = [
-                replace(
-                    step,
-                    sources=tuple(swapped_tiles.get(source, source) for source in step.sources),
-                    to=swapped_tiles.get(step.to, step.to),
-                )
-                for step in steps[index + 2 :]
-            ]
+            later_steps = [_on_tiles(step, swapped_tiles) for step in steps[index + 2 :]]
             # Tile 0 leaves the core, so it cannot be swapped.
             keeps_result_tile = 0 not in swapped_tiles.values()
             return (*steps[:index], axpy, *later_steps) if keeps_result_tile else tuple(steps)
     return tuple(steps)
+
+
+def _on_tiles(step: Placed, new_tile: dict[Source, int]) -> Placed:
+    """Return a step on other tiles: those in `new_tile` instead of its keys."""
+    sources = tuple(new_tile.get(source, source) for source in step.sources)
+    return replace(step, sources=sources, to=new_tile.get(step.to, step.to))
 
 
 def _narrowing_values(
@@ -166,10 +171,10 @@ def _narrowing_values(
     """Return the values that are the sums in one narrower format, if only they read the sums."""
     readers = [value for value, sources in enumerate(reads, 1) if 0 in sources]
     reader_formats = {formats[v] for v in readers}
+    if len(reader_formats) != 1:
+        return []
     all_convert = all(epilogue.steps[v - 1].op == "vconv" for v in readers)
-    narrows = (
-        len(reader_formats) == 1 and DTYPE_BYTES[reader_formats.pop()] < DTYPE_BYTES[formats[0]]
-    )
+    narrows = DTYPE_BYTES[reader_formats.pop()] < DTYPE_BYTES[formats[0]]
     return readers if all_convert and narrows else []
 
 
@@ -237,49 +242,54 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
     second_sum_bytes = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
     scratch_bytes = sum(second_sum_bytes) + sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
     # A dequantising copy takes as long for int8 as for fp16.
-    arrival_bytes = 2 if epilogue.deq else 1
+    least_bytes = 2 if epilogue.deq else 1
     # The second tile of sums leaves L0C like the first.
-    arrival = sum(
-        max(size, arrival_bytes)
-        for size in (DTYPE_BYTES[plan.tiles[plan.start]], *second_sum_bytes)
-    )
-    cycles = arrival / chip.path("L0C", "UB").rate_bytes_per_cycle
-    for _ in filter(None, (deq.bias for deq in epilogue.deqs)):
-        cycles += DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
+    sum_bytes = (DTYPE_BYTES[plan.tiles[plan.start]], *second_sum_bytes)
+    arriving_bytes = sum(max(size, least_bytes) for size in sum_bytes)
+    cycles = arriving_bytes / chip.path("L0C", "UB").rate_bytes_per_cycle
+    for deq in epilogue.deqs:
+        if deq.bias:
+            cycles += DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
     cycles += _step_cycles(plan, chip)
     return Demand(
-        2 * stored_bytes
-        + scratch_bytes
-        + 2 * loaded_bytes,  # two slots each for what leaves and what is loaded
-        sum(epilogue.unit(o) * DTYPE_BYTES[o.dtype] for o in channels),
-        cycles,
-        loaded_bytes,
-        stored_bytes,
-        len(plan.steps) + sum(len(deq.names) for deq in epilogue.deqs),
-        epilogue.width // isa.FRACTAL,
-        epilogue.bias_bytes,
+        # Two slots each for what leaves and what is loaded.
+        tile_bytes=2 * stored_bytes + scratch_bytes + 2 * loaded_bytes,
+        block_bytes=sum(epilogue.unit(o) * DTYPE_BYTES[o.dtype] for o in channels),
+        cycles=cycles,
+        loaded_bytes=loaded_bytes,
+        stored_bytes=stored_bytes,
+        instructions=len(plan.steps) + sum(len(deq.names) for deq in epilogue.deqs),
+        columns=epilogue.width // isa.FRACTAL,
+        l1_bytes=epilogue.bias_bytes,
     )
 
 
 def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
     """Return the demand where cube and vector cores are separate: mainly the vector cores' time."""
     head, tail = halves(epilogue, chip, sums)
-    stored_bytes = DTYPE_BYTES[epilogue.out_dtype]
-    cycles = 0.0
-    instructions = 0
-    if tail:
-        plan = plan_of(tail, head.out_dtype if head else sums)
-        arriving_bytes = DTYPE_BYTES[plan.tiles[plan.start]]
-        instructions = len(plan.steps)
-        loaded_bytes = arriving_bytes + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
-        load = loaded_bytes / chip.path("GM", "UB").rate_bytes_per_cycle
-        store = stored_bytes / chip.path("UB", "GM").rate_bytes_per_cycle
-        # The slowest of load, steps and store, shared by the vector cores.
-        cycles = max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core
-        stored_bytes = arriving_bytes
     bias_count = len(head.operands) if head else 0
-    table_bytes = isa.FRACTAL * DTYPE_BYTES[sums] * bias_count
-    return Demand(0, table_bytes, cycles, 0, stored_bytes, instructions)
+    demand = Demand(
+        tile_bytes=0,
+        block_bytes=isa.FRACTAL * DTYPE_BYTES[sums] * bias_count,
+        cycles=0.0,
+        loaded_bytes=0,
+        stored_bytes=DTYPE_BYTES[epilogue.out_dtype],
+        instructions=0,
+    )
+    if tail is None:
+        return demand
+    plan = plan_of(tail, head.out_dtype if head else sums)
+    arriving_bytes = DTYPE_BYTES[plan.tiles[plan.start]]
+    loaded_bytes = arriving_bytes + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
+    load = loaded_bytes / chip.path("GM", "UB").rate_bytes_per_cycle
+    store = DTYPE_BYTES[epilogue.out_dtype] / chip.path("UB", "GM").rate_bytes_per_cycle
+    return replace(
+        demand,
+        # The slowest of load, steps and store, shared by the vector cores.
+        cycles=max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core,
+        stored_bytes=arriving_bytes,
+        instructions=len(plan.steps),
+    )
 
 
 def _step_cycles(plan: Plan, chip: Chip) -> float:
@@ -295,7 +305,7 @@ def _step_cycles(plan: Plan, chip: Chip) -> float:
 
 def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
     """Return the blocks of 16 channels in a slot: a core's if they take little UB, or a tile's."""
-    # 1/16 of UB: 16 KiB of 256, or 4096 channels in fp32.
+    # 1/16 of UB: 16 KiB of 256, or 1024 channels in fp32 that a step reads (4 x 64 bytes for 16).
     room = chip.buffers["UB"] // 16 if chip.combined else 0
     return n_own if n_own <= tile_n or n_own * demand.block_bytes <= room else tile_n
 
@@ -330,12 +340,12 @@ def fitting(demand: Demand | None, chip: Chip, t: Tilings) -> NDArray[np.int64]:
 
 
 def _fits(demand: Demand, chip: Chip, m: Array, n: Array) -> NDArray[np.bool_]:
+    """Return which tiles of m x n fractals leave room in UB (or the bias table) for an epilogue."""
     if not chip.combined:
         return n * demand.block_bytes <= (chip.buffers["BT"] if demand.block_bytes else 0)
     # Two slots for a tile's channels; `channel_blocks` may take 1/16 of UB for each.
-    channel_bytes = 2 * n * demand.block_bytes
-    if demand.block_bytes:
-        channel_bytes = np.maximum(channel_bytes, 2 * (chip.buffers["UB"] // 16))
+    least_bytes = chip.buffers["UB"] // 16 if demand.block_bytes else 0
+    channel_bytes = 2 * np.maximum(n * demand.block_bytes, least_bytes)
     needed_bytes: Array = m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes + channel_bytes
     return needed_bytes <= chip.buffers["UB"]
 
@@ -424,12 +434,12 @@ class CubeBias:
         return cls(k, numbers, queue.buffer, shape, n_own, queue)
 
     def load(
-        self, full_bundles: int, tail: bool, first_bundle: isa.Affine, col: isa.Affine
+        self, full_bundles: int, has_tail: bool, first_bundle: isa.Affine, col: isa.Affine
     ) -> None:
         """Copy the ones and the bias to L1.
 
         The bias is that of `full_bundles` from `first_bundle` on, and of the short last one if
-        `tail`; `col` is the core's first output block in each.
+        `has_tail`; `col` is the core's first output block in each.
         """
         bundle = bundles_of(self.shape)
         n_own = self.n_own
@@ -439,18 +449,27 @@ class CubeBias:
         self.k.copy(self.l1.region(0, fractal), self.numbers.region(0, fractal))
         # A core that has only the short bundle has n_own blocks of it.
         tail_blocks = bundle.last_n1 if full_bundles else n_own
-        tail_part = (isa.Affine(bundle.count - 1), int(tail), tail_blocks, n_own * full_bundles)
-        for index, count, blocks, l1_block in ((first_bundle, full_bundles, n_own, 0), tail_part):
-            if count:
-                sizes = (count, blocks * fractal)
-                start = (1 + index * bundle.n1 + col) * fractal
-                source = self.numbers.region(start, sizes, (bundle.n1 * fractal, 1))
-                target = self.l1.region((1 + l1_block) * fractal, sizes, (n_own * fractal, 1))
-                self.k.copy(target, source)
+        if full_bundles:
+            self._load_bundles(first_bundle, full_bundles, n_own, 0, col)
+        if has_tail:
+            last_bundle = isa.Affine(bundle.count - 1)
+            self._load_bundles(last_bundle, 1, tail_blocks, n_own * full_bundles, col)
         if self.queue:  # the bias never moves: the queue only signals that it has arrived
             self.queue.enqueue()
             self.queue.dequeue()
             self.queue.free()
+
+    def _load_bundles(
+        self, first_bundle: isa.Affine, count: int, blocks: int, l1_block: int, col: isa.Affine
+    ) -> None:
+        """Copy `blocks` blocks of each of `count` bundles to L1, from its block `l1_block` on."""
+        bundle = bundles_of(self.shape)
+        fractal = isa.FRACTAL * isa.c0_of(self.shape.dtype)
+        sizes = (count, blocks * fractal)
+        start = (1 + first_bundle * bundle.n1 + col) * fractal
+        source = self.numbers.region(start, sizes, (bundle.n1 * fractal, 1))
+        target = self.l1.region((1 + l1_block) * fractal, sizes, (self.n_own * fractal, 1))
+        self.k.copy(target, source)
 
     def blocks(self, n: Span) -> isa.Region:
         """Return the region of L1 with blocks `n` (index, count); the ones come before block 0."""

@@ -16,14 +16,17 @@ and Q two more columns, 1 / scale as a sum of two fp16 numbers.
 Source: Dao et al. 2022, "FlashAttention".
 """
 
+from typing import NamedTuple
+
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Queue, Region, Tile
-from ascend_lab.operators.kernels import flash_shape, flash_steps as soft, tiles
+from ascend_lab.operators.kernels import flash_nest, flash_shape, flash_softmax, tiles
 
-ALL = (1 << 128) - 1
-FIRST = sum(1 << lane for lane in range(0, 128, FRACTAL))
-"""Lanes of fp16 that a constant fills: all, or the first of every row."""
+ALL_LANES = (1 << 128) - 1
+"""Vector mask of all 128 fp16 lanes of a repeat."""
+FIRST_LANES = sum(1 << lane for lane in range(0, 128, FRACTAL))
+"""Vector mask of the first of every 16 lanes: the first column of a fractal."""
 
 
 def flash_launch(
@@ -72,8 +75,23 @@ def multiply(
     )
 
 
-Place = tuple[soft.Piece, soft.Piece]
+Place = tuple[flash_nest.Piece, flash_nest.Piece]
 """A matrix and a block of its rows."""
+
+
+class Block(NamedTuple):
+    """A block of scores: its matrix, rows (first, count) and keys (first, count), in fractals.
+
+    `number` counts the blocks of keys of the same rows. `ragged` keys are in the last fractal of
+    the block, 0 if it is full.
+    """
+
+    matrix: flash_shape.Matrix
+    rows: tiles.Span
+    keys: tiles.Span
+    number: Affine
+    ragged: int
+    is_last: bool
 
 
 class _Writer:
@@ -99,15 +117,15 @@ class _Writer:
         self.tiling = tiling
         self.depth = depth1
         self.width = width1 + 1
-        self.block = keys // FRACTAL
-        self.cut = flash_shape.cut_keys(shape, self.block)
-        size = keys * depth
+        self.block_keys = keys // FRACTAL
+        self.cut = flash_shape.cut_keys(shape, self.block_keys)
         slots = flash_shape.key_slots(shape, tiling)
-        self.keys = k.queue("k_l1", "L1", "fp16", size, src="MTE2", dst="MTE1", depth=slots)
+        self.keys = k.queue("k_l1", "L1", "fp16", keys * depth, src="MTE2", dst="MTE1", depth=slots)
         self.gm = flash_shape.Tensors.declare(k, shape, ("q", "k", "v", "y", "mask"))
         self.q = self.keys.join("q_l1", "fp16", rows * depth)
         self.values = self.keys.join("v_l1", "fp16", keys * width)
-        masked_depth = depth + FRACTAL * one_row
+        # A mask of one row is one more fractal of depth.
+        masked_depth = depth + FRACTAL if one_row else depth
         # L0A takes Q, with the shares of a mask; weights; or the halves of maxima.
         a_elements = rows * max(masked_depth, keys, 2 * FRACTAL)
         b_elements = keys * max(masked_depth, width)
@@ -117,13 +135,13 @@ class _Writer:
         self.product = k.queue("c_l0", "L0C", "fp32", rows * width, src="M", dst="V", depth=1)
         self.result = k.queue("out", "UB", "fp16", rows * max(keys, width), src="V", dst="MTE3")
         self.weights = k.queue("p_l1", "L1", "fp16", rows * keys, src="MTE3", dst="MTE1")
-        size = 2 * rows * FRACTAL
         # Maxima as two halves, each in 16 equal lanes a row: two fractals for 16 rows.
-        self.peaks = k.queue("m_l1", "L1", "fp16", size, src="MTE3", dst="MTE1", depth=1)
+        peaks_size = 2 * rows * FRACTAL
+        self.peaks = k.queue("m_l1", "L1", "fp16", peaks_size, src="MTE3", dst="MTE1", depth=1)
         # A fractal of -128: 16 equal halves of m times -2048 / 16 are -2048 m.
         self.minus = k.buffer("minus_l1", "L1", "fp16", flash_shape.AREA)
         self._allocate_mask()
-        self.state = soft.State.make(k, shape, tiling)
+        self.state = flash_softmax.State.make(k, shape, tiling)
 
     def _allocate_mask(self) -> None:
         """Allocate buffers of a mask: the vector unit adds a full one, the cube one of one row."""
@@ -137,63 +155,70 @@ class _Writer:
             self.row = self.keys.join("mask_l1", "fp16", keys * FRACTAL)
             self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA)
 
-    def program(self, share: flash_shape.Own) -> isa.Program:
+    def program(self, share: flash_shape.CoreShares) -> isa.Program:
         """Return the program, which goes over the blocks of keys, three of them at a time."""
         self._constants()
         side = self.tiling.rows // FRACTAL
-        matrices, blocks = soft.axes(share, soft.places(self.k, share), side)
+        matrices, blocks = flash_nest.axes(share, flash_nest.places(self.k, share), side)
         # Where a core has one block of each matrix, the next block of rows is that of the next
         # matrix.
-        one_block = blocks.count == 1
-        outer, inner = (blocks, matrices) if one_block else (matrices, blocks)
-        for piece in outer.pieces(self.k):
-            for neighbours in inner.threes(self.k):
-                pairs = [
-                    place and ((place, piece) if one_block else (piece, place))
-                    for place in neighbours
-                ]
-                self._walk(*pairs)
+        if blocks.count == 1:
+            for block in blocks.pieces(self.k):
+                for three_matrices in matrices.threes(self.k):
+                    self._walk(*(matrix and (matrix, block) for matrix in three_matrices))
+        else:
+            for matrix in matrices.pieces(self.k):
+                for three_blocks in blocks.threes(self.k):
+                    self._walk(*(block and (matrix, block) for block in three_blocks))
         return self.k.finish()
 
     def _walk(self, previous: Place | None, place: Place | None, following: Place | None) -> None:
         """Write the turns of the rows at `place`, with the block before and the first one after."""
-        full_blocks, last_fractals, _ = self.cut
-        last_number = full_blocks - (not last_fractals)
+        full_blocks = self.cut[0]
+        last_number = self._last_number()
         previous_block = previous and self._block(previous, last_number)
         following_block = following and self._block(following, 0)
         if place is None:
             self._turn(previous_block, None, following_block)
             return
 
-        def now(number: Affine | int) -> soft.Block:
+        def block(number: Affine | int) -> Block:
             return self._block(place, number)
 
-        self._turn(previous_block, now(0), now(1) if last_number else following_block)
+        def block_after(number: int) -> Block | None:
+            return block(number + 1) if number < last_number else following_block
+
+        self._turn(previous_block, block(0), block_after(0))
         if full_blocks > 2:
             with self.k.loop("key", full_blocks - 2) as j:
-                self._turn(*(now(j + n) for n in range(3)))
-        for n in range(max(1, full_blocks - 1), last_number + 1):
-            self._turn(now(n - 1), now(n), now(n + 1) if n < last_number else following_block)
+                self._turn(block(j), block(j + 1), block(j + 2))
+        for number in range(max(1, full_blocks - 1), last_number + 1):
+            self._turn(block(number - 1), block(number), block_after(number))
 
-    def _block(self, place: Place, number: Affine | int) -> soft.Block:
+    def _last_number(self) -> int:
+        """Return the number of the last block of keys; 3 full blocks and a remainder give 3."""
+        full_blocks, last_fractals, _ = self.cut
+        return full_blocks if last_fractals else full_blocks - 1
+
+    def _block(self, place: Place, number: Affine | int) -> Block:
         """Return block `number` of the keys that belong to the rows of `place`."""
         (matrix, rows) = place
         (full_blocks, last_fractals, ragged) = self.cut
         block_number = Affine() + number
-        keys = block_number * self.block
         is_remainder = block_number == Affine(full_blocks)
-        return soft.Block(
-            matrix.matrix,
-            (rows.start, rows.size),
-            (keys, last_fractals if is_remainder else self.block),
-            block_number,
-            ragged if is_remainder else 0,
-            block_number == Affine(full_blocks - (not last_fractals)),
+        return Block(
+            matrix=matrix.matrix,
+            rows=(rows.start, rows.size),
+            keys=(
+                block_number * self.block_keys,
+                last_fractals if is_remainder else self.block_keys,
+            ),
+            number=block_number,
+            ragged=ragged if is_remainder else 0,
+            is_last=block_number == Affine(self._last_number()),
         )
 
-    def _turn(
-        self, previous: soft.Block | None, current: soft.Block | None, following: soft.Block | None
-    ) -> None:
+    def _turn(self, previous: Block | None, current: Block | None, following: Block | None) -> None:
         """Write the weights of a block, the scores of the next, the product of the one before."""
         if current:
             self._weights(current)
@@ -204,7 +229,7 @@ class _Writer:
         if previous and previous.is_last:
             self._finish(previous)
         if current and current.number != Affine():
-            soft.rescale(
+            flash_softmax.rescale(
                 self.state, self.product.dequeue(), current.rows[1], self.width, current.number
             )
             self.product.free()
@@ -216,19 +241,19 @@ class _Writer:
         self.peaks.alloc()
         slots = [Affine(slot) for slot in range(self.keys.buffer.slots)]
         if self.shape.mask == "rows":
-            self._fill([Tile(self.row, slot).region(0, size) for slot in slots], (0.0, ALL))
+            self._fill([Tile(self.row, slot).region(0, size) for slot in slots], (0.0, ALL_LANES))
             # MTE2 loads masks to the same places, but only after these zeros are written.
             self.k.set_flag("MTE3", "MTE2", 0)
             self.k.wait_flag("MTE3", "MTE2", 0)
             high, low = flash_shape.mask_shares(self.shape.scale)
             # A fractal: the first lane of each row is the high part of 1 / scale, the second the
             # low part.
-            shares = (0.0, ALL), (high, FIRST), (low, FIRST << 1)
+            shares = (0.0, ALL_LANES), (high, FIRST_LANES), (low, FIRST_LANES << 1)
             self._fill([self.share.region(0, area)], *shares)
-        self._fill([self.minus.region(0, area)], (-soft.STEP / FRACTAL, ALL))
+        self._fill([self.minus.region(0, area)], (-flash_softmax.STEP / FRACTAL, ALL_LANES))
         # The last 16 columns of V: their sums are l.
         ones = [Tile(self.values, slot).region((self.width - 1) * size, size) for slot in slots]
-        self._fill(ones, (1.0, ALL))
+        self._fill(ones, (1.0, ALL_LANES))
         self.peaks.enqueue()
         self.peaks.dequeue()
         self.peaks.free()
@@ -250,13 +275,13 @@ class _Writer:
         self.k.copy(to, self.result.dequeue().region(0, to.sizes))
         self.result.free()
 
-    def _load(self, tile: Tile, name: str, block: soft.Block, rows: tiles.Span) -> None:
+    def _load(self, tile: Tile, name: str, block: Block, rows: tiles.Span) -> None:
         """Load rows of q, k or v from GM to a tile, in FRACTAL_NZ on both sides."""
         region = self.gm.block(name, block.matrix, rows)
-        pitch = (self.block if name == "v" else rows[1]) * flash_shape.AREA
+        pitch = (self.block_keys if name == "v" else rows[1]) * flash_shape.AREA
         self.k.copy(tile.region(0, region.sizes, (pitch, 1)), region)
 
-    def _scores(self, block: soft.Block) -> None:
+    def _scores(self, block: Block) -> None:
         """Write a block's scores to L0C and their maxima to L1; the first block also loads Q."""
         k = self.k
         state = self.state
@@ -284,13 +309,13 @@ class _Writer:
         self._multiply(self.scores, (rows, self.depth, keys))
         self._complete(self.scores.dequeue(), block)
         self.scores.free()
-        soft.take_peaks(state, self.result.alloc(), rows, keys, block.number)
+        flash_softmax.compute_peaks(state, self.result.alloc(), rows, keys, block.number)
         self._send(self.peaks.alloc().region(0, 2 * rows * flash_shape.AREA))
         self.peaks.enqueue()
         if block.number != Affine():
-            soft.take_factor(state, rows, block.number)
+            flash_softmax.compute_factor(state, rows, block.number)
 
-    def _load_mask(self, block: soft.Block, slot: Affine | int) -> None:
+    def _load_mask(self, block: Block, slot: Affine | int) -> None:
         """Load a mask of one row to the first two rows of fractals in L1."""
         src = self.gm.mask(block.matrix, block.rows, block.keys)
         for row in (0, 1):
@@ -309,7 +334,7 @@ class _Writer:
         mask = Tile(self.row, slot).region(0, (keys, *square), (area, 1, FRACTAL))
         self.k.load2d(b_slot.region(keys * self.depth * area, (keys, *square)), mask)
 
-    def _complete(self, tile: Tile, block: soft.Block) -> None:
+    def _complete(self, tile: Tile, block: Block) -> None:
         """Copy scores to UB; copy back those that a full mask or the end of the keys changes."""
         k = self.k
         (start, rows) = block.rows
@@ -317,22 +342,21 @@ class _Writer:
         wide = self.state.wide
         area = rows * keys * flash_shape.AREA
         # Only the last fractal of keys, unless a mask changes all scores.
-        changed = (keys - 1) * rows * flash_shape.AREA
+        first_changed = 0 if self.mask else (keys - 1) * rows * flash_shape.AREA
         k.copy(wide.region(0, area), tile.region(0, area))
         if self.mask:
             src = self.gm.mask(block.matrix, (start * FRACTAL, rows * FRACTAL), block.keys)
             k.copy(self.mask.alloc().region(0, src.sizes), src)
             self.mask.enqueue()
-            soft.add_mask(self.state, self.mask.dequeue(), rows * keys)
+            flash_softmax.add_mask(self.state, self.mask.dequeue(), rows * keys)
             self.mask.free()
-            changed = 0
         if block.ragged:
-            soft.drop_padding(self.state, rows, keys, block.ragged)
+            flash_softmax.drop_padding(self.state, rows, keys, block.ragged)
         if block.ragged or self.mask:
-            stretch = changed, area - changed
-            k.copy(tile.region(*stretch), wide.region(*stretch))
+            changed = first_changed, area - first_changed
+            k.copy(tile.region(*changed), wide.region(*changed))
 
-    def _weights(self, block: soft.Block) -> None:
+    def _weights(self, block: Block) -> None:
         """Subtract the maxima from a block's scores, and write the weights to L1."""
         k = self.k
         (_, rows) = block.rows
@@ -347,26 +371,26 @@ class _Writer:
         k.copy(out.region(0, area), self.scores.dequeue().region(0, area))
         self.scores.free()
         # p = exp(c (s - m))
-        soft.weigh(self.state, out, rows * keys)
+        flash_softmax.exponentiate(self.state, out, rows * keys)
         self._send(self.weights.alloc().region(0, area))
         self.weights.enqueue()
 
-    def _product(self, block: soft.Block) -> None:
+    def _product(self, block: Block) -> None:
         """Load P and V of a block to L0 and multiply them; the first product begins the output."""
         (_, rows) = block.rows
         (_, keys) = block.keys
         # V lies in the slot of K that is freed next.
         values = Tile(self.values, self.keys.counts["free"])
-        source = tiles.Fractals(values, Affine(), self.block * flash_shape.AREA)
+        source = tiles.Fractals(values, Affine(), self.block_keys * flash_shape.AREA)
         load_transposed(self.k, self.b_l0.alloc(), source, self.width, keys)
         self.keys.free()
         tiles.load_a(self.k, self.a_l0.alloc(), self.weights.dequeue(), rows, keys)
         self.weights.free()
         self._multiply(self.product, (rows, keys, self.width), block.number)
 
-    def _finish(self, block: soft.Block) -> None:
+    def _finish(self, block: Block) -> None:
         """Divide the output of a block of rows by its sums, and store it to GM."""
-        soft.finish(
+        flash_softmax.finish(
             self.state, self.product.dequeue(), self.result.alloc(), block.rows[1], self.width
         )
         self.product.free()

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Tile, ceil_div
+from ascend_lab.operators.kernels.flash_nest import Axis, Piece, Place, Stage
 from ascend_lab.operators.kernels.flash_shape import FlashShape
-from ascend_lab.operators.kernels.flash_steps import LANES, LEAST, Axis, Piece, Place, Stage
+from ascend_lab.operators.kernels.flash_softmax import LANES, LEAST
 from ascend_lab.operators.kernels.tiles import repeat
 
 
@@ -41,13 +42,14 @@ def blocks_of_cores(shape: FlashShape, side: int, cores: int) -> list[tuple[Piec
         core = work.index(min(work))
         starts[core].append(start)
         work[core] += _work(shape, start, side)
-    return [
-        tuple(
+
+    def blocks(core_starts: list[int]) -> tuple[Piece, ...]:
+        return tuple(
             Piece(Affine(number), Affine(start), min(side, rows - start))
             for number, start in enumerate(sorted(core_starts))
         )
-        for core_starts in starts
-    ]
+
+    return [blocks(core_starts) for core_starts in starts]
 
 
 def _work(shape: FlashShape, start: int, side: int) -> int:
@@ -55,6 +57,11 @@ def _work(shape: FlashShape, start: int, side: int) -> int:
     # The last row of a block sees the most keys, which determine the tiles.
     size = min(side, shape.fractals[0] - start)
     return size * ceil_div(shape.seen((start + size) * FRACTAL - 1), FRACTAL)
+
+
+def _work_of(shape: FlashShape, blocks: tuple[Piece, ...], side: int) -> int:
+    """Return the scores of all blocks of a core, in fractals."""
+    return sum(_work(shape, block.start.const, side) for block in blocks)
 
 
 def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int]:
@@ -67,9 +74,7 @@ def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int
     grids = list[tuple[int, int, tuple[int, int, int]]]()
     for places in range(1, min(blocks, cores) + 1):
         core_blocks = blocks_of_cores(shape, side, places)
-        core_work = max(
-            sum(_work(shape, b.start.const, side) for b in pieces) for pieces in core_blocks
-        )
+        core_work = max(_work_of(shape, pieces, side) for pieces in core_blocks)
         for heads in range(1, min(shape.heads, cores // places) + 1):
             entry_cores = min(entries, cores // (places * heads))
             busiest = core_work * ceil_div(entries, entry_cores) * ceil_div(shape.heads, heads)
@@ -78,8 +83,11 @@ def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int
 
 
 def visible_tiles(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, int]:
-    """Return how many tiles of `side` fractals all rows of a block see, how many any row sees, and
-    the fractals of the last one."""
+    """Return three numbers for a block of rows and tiles of `side` fractals of keys.
+
+    They are the tiles that all rows see in full, the tiles of which any row sees a key, and the
+    fractals of the last of these.
+    """
     first_row = block.start.const * FRACTAL
     full_tiles = shape.seen(first_row) // (side * FRACTAL)
     fractals = ceil_div(shape.seen(first_row + block.size * FRACTAL - 1), FRACTAL)
@@ -90,10 +98,11 @@ def visible_tiles(shape: FlashShape, block: Piece, side: int) -> tuple[int, int,
 # -- the sequence of tiles -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A tile in the sequence of one matrix: its block, its number there, if it is first or last.
+    """A tile in the sequence of one matrix: its block of rows, and its number in the block.
 
-    A loop writes neighbouring tiles that are alike: neither first nor last and, in the first stage,
-    seen by all rows.
+    `columns` are its fractals of keys; `is_first` and `is_last` say whether it is the first or last
+    tile of its block, `is_masked` whether some rows do not see all of its keys. A loop writes
+    neighbouring tiles that are alike: neither first nor last and, in the first stage, not masked.
     """
 
     block: Piece
@@ -108,8 +117,10 @@ class Step:
 class CausalTiles:
     """Tiles of all blocks, one after another; the first stage is `lead` tiles ahead.
 
-    At most `in_flight` tiles are begun by the first stage and not ended by the second. The number
-    is the same on every core, because their rings are one tensor, even if a core has fewer tiles.
+    `steps` are the tiles of one matrix, which has `blocks` blocks of rows; a tile has `side`
+    fractals of keys. At most `in_flight` tiles are begun by the first stage and not ended by the
+    second. This number is the same on every core, because their rings are one tensor, even if a
+    core has fewer tiles.
     """
 
     matrices: Axis
@@ -146,24 +157,18 @@ class CausalTiles:
         """Write both stages."""
         count = len(self.steps)
         matrices = self.matrices.count
-        matrices_ahead = (
-            count - 1 + self.lead
-        ) // count  # matrices that the first stage may be ahead
-        matrices_ahead = min(matrices_ahead, matrices)
+        # Matrices that the first stage may be ahead: 4 tiles in matrices of 3 tiles are 2.
+        matrices_ahead = min((count - 1 + self.lead) // count, matrices)
         # The first stage runs alone at the beginning.
         for at in range(self.lead):
             matrix, tile_number = divmod(at, count)
-            self._tile(first, self._matrix(k, matrix), tile_number, Affine())
+            self._tile(first, self.matrices.piece(k, matrix), tile_number, Affine())
         for pieces in self.matrices.turns(k, matrices - matrices_ahead, *range(matrices_ahead + 1)):
             self._matrix_steps(k, first, second, pieces)
         for matrices_left in range(matrices_ahead, 0, -1):
-            pieces = [self._matrix(k, matrices - matrices_left + n) for n in range(matrices_left)]
-            self._matrix_steps(k, first, second, pieces)
-
-    def _matrix(self, k: KernelBuilder, number: int) -> Piece:
-        """Return one matrix by its number."""
-        ((piece,),) = self.matrices.turns(k, 1, number)
-        return piece
+            first_number = matrices - matrices_left
+            last_pieces = [self.matrices.piece(k, first_number + n) for n in range(matrices_left)]
+            self._matrix_steps(k, first, second, last_pieces)
 
     def _matrix_steps(
         self, k: KernelBuilder, first: Stage, second: Stage, pieces: list[Piece]
@@ -254,7 +259,7 @@ class Diagonal:
         first_row = block.start.const * FRACTAL
         # All rows see the keys that the first row sees.
         keys_of_first_row = self.shape.seen(first_row)
-        if not keys.is_rest:  # all rows see all keys of the tile
+        if not keys.is_partial:  # all rows see all keys of the tile
             return
         for column in range(keys.size):
             key = (keys.start.const + column) * FRACTAL

@@ -32,12 +32,13 @@ from ascend_lab.operators.kernels.flash_causal import (
     lanes_from,
     staircase_rows,
 )
+from ascend_lab.operators.kernels.flash_nest import Nest, Place
 from ascend_lab.operators.kernels.flash_shape import FlashShape, Tensors
-from ascend_lab.operators.kernels.flash_steps import LANES, LEAST, Nest, Place
+from ascend_lab.operators.kernels.flash_softmax import LANES, LEAST
 from ascend_lab.operators.kernels.tiles import repeat, segments
 
 GROUP = 8
-"""Rows whose 8 lanes one instruction folds: slices come in multiples of it."""
+"""Rows that one repeat of vcgmax or vcgadd folds, 8 lanes of each; slices are multiples of it."""
 
 
 def slice_rows(shape: FlashShape, chip: Chip, rows: int, keys: int, slots: int) -> int:
@@ -120,7 +121,17 @@ class Rows:
             total=buffer("total", rows, slots),
             factor=buffer("factor", rows, slots),
         )
-        return cls(k, shape, gm, nest, aiv, rows_at_once, tiles, out, state)
+        return cls(
+            k,
+            shape,
+            gm,
+            nest,
+            aiv,
+            slice_rows=rows_at_once,
+            tiles=tiles,
+            out=out,
+            state=state,
+        )
 
     # -- slices ---------------------------------------------------------------------------------
     def slices(self, half: int) -> Iterator[tuple[Affine, int]]:
@@ -165,25 +176,18 @@ class Rows:
         """Emit tile = tile op wide for a tile (columns, rows, 16), by columns or groups of rows."""
         groups = rows * FRACTAL // LANES
         pitch = rows * FRACTAL
-        # One instruction per column: it takes all groups of 4 rows, each with its own 64 lanes.
-        count = columns
-        step = pitch
-        shape = (groups, LANES)
-        strides = (LANES, 1)
-        wide_strides = (LANES, 1)
-        wide_step = 0
-        # If there are fewer groups than columns: one instruction per group for all columns.
-        if groups < columns:
-            count = groups
-            step = LANES
-            shape = (columns, LANES)
-            strides = (pitch, 1)
-            wide_strides = (0, 1)
-            wide_step = LANES
-        with repeat(self.k, "step", count) as i:
-            tile = memory.region(start + i * step, shape, strides)
-            wide = self.state.wide.region(i * wide_step, shape, wide_strides)
-            self.k.vector(op, tile, tile, wide)
+        if groups >= columns:
+            # One instruction per column: it takes all groups of 4 rows, each with its own 64 lanes.
+            wide = self.state.wide.region(0, (groups, LANES), (LANES, 1))
+            with repeat(self.k, "step", columns) as i:
+                tile = memory.region(start + i * pitch, (groups, LANES), (LANES, 1))
+                self.k.vector(op, tile, tile, wide)
+            return
+        # There are fewer groups than columns: one instruction per group for all columns.
+        with repeat(self.k, "step", groups) as i:
+            tile = memory.region(start + i * LANES, (columns, LANES), (pitch, 1))
+            lanes_of_group = self.state.wide.region(i * LANES, (columns, LANES), (0, 1))
+            self.k.vector(op, tile, tile, lanes_of_group)
 
     def fold(
         self, op: str, source: Buffer | Tile, to: Buffer | Tile, columns: int, rows: int
@@ -194,12 +198,14 @@ class Rows:
         if to is not source and columns % 2:
             middle = columns // 2 * column
             self.k.each("vcopy", column, (to, middle), (source, middle))
-        while columns > 1:
-            half = columns // 2
-            second_half = (columns - half) * column
-            self.k.each(op, half * column, (to, 0), (source, 0), (source, second_half))
-            columns = columns - half
-            source = to
+        columns_left = columns
+        folded = source
+        while columns_left > 1:
+            half = columns_left // 2
+            columns_left -= half
+            second_half = columns_left * column
+            self.k.each(op, half * column, (to, 0), (folded, 0), (folded, second_half))
+            folded = to
 
 
 class Weigh:
@@ -255,7 +261,7 @@ class Weigh:
         ragged_keys = self.rows.shape.keys % FRACTAL
         keys = at[2]
         # With 100 keys, lanes 4 to 15 of the seventh column are padding.
-        if keys.is_rest and ragged_keys:
+        if keys.is_partial and ragged_keys:
             bits = lanes_from(ragged_keys)
             last_column = (keys.size - 1) * rows * FRACTAL
             self.rows.k.each("vdup", rows * FRACTAL, (tile, last_column), scalar=LEAST, mask=bits)
@@ -267,26 +273,26 @@ class Weigh:
         columns = at[2].size
         size = at[2].size * rows * FRACTAL
         r.fold("vmax", tile, r.state.work, columns, rows)
-        row = r.across("vmax", r.state.work, rows)
+        new_peak = r.across("vmax", r.state.work, rows)
         one_repeat = (1, rows)
         peak = r.state.peak.region(line, one_repeat)
         factor = r.state.factor.region(line, one_repeat, slot=r.nest.number(at))
         total = r.state.total.region(line, one_repeat, slot=r.nest.number(at[:2]))
         # m' = max(m, max(s)), f = exp(m - m')
-        k.vector("vmax", row, row, peak)
-        k.vector("vsub", factor, peak, row)
+        k.vector("vmax", new_peak, new_peak, peak)
+        k.vector("vsub", factor, peak, new_peak)
         k.vector("vexp", factor, factor)
-        k.vector("vcopy", peak, row)
+        k.vector("vcopy", peak, new_peak)
         # p = exp(s - m'), rounded to 2 bytes for the cube
-        r.spread(row)
+        r.spread(new_peak)
         r.rowwise("vsub", tile, Affine(), columns, rows)
         k.each("vexp", size, (tile, 0), (tile, 0))
         k.each("vconv", size, (r.out.alloc(), 0), (tile, 0))
         # l' = f l + sum(p)
         r.fold("vadd", tile, tile, columns, rows)
-        row = r.across("vadd", tile, rows)
+        sum_of_tile = r.across("vadd", tile, rows)
         k.vector("vmul", total, total, factor)
-        k.vector("vadd", total, total, row)
+        k.vector("vadd", total, total, sum_of_tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,11 +310,14 @@ class Mask:
         kind = rows.shape.mask
         if not kind:
             return None
-        size, lanes = (
-            (keys, keys) if kind == "rows" else (rows.slice_rows * keys, rows.slice_rows * FRACTAL)
-        )
+        if kind == "rows":
+            size = keys
+            wide_size = keys
+        else:
+            size = rows.slice_rows * keys
+            wide_size = rows.slice_rows * FRACTAL  # one column of keys at a time
         queue = k.queue("mask_ub", "UB", rows.shape.dtype, size, src="MTE2", dst="V")
-        return cls(rows, queue, k.buffer("mask_wide", "UB", "fp32", lanes))
+        return cls(rows, queue, k.buffer("mask_wide", "UB", "fp32", wide_size))
 
     def add(self, tile: Tile, at: Place, line: Affine, rows: int) -> None:
         """Emit s += mask in fp32 for a slice that begins at row `line` of its block."""
@@ -321,16 +330,17 @@ class Mask:
         self.queue.enqueue()
         mask = self.queue.dequeue()
         groups = column // LANES
-        if self.rows.shape.mask == "rows":
+        one_row = self.rows.shape.mask == "rows"
+        if one_row:
             all_keys = (keys.size, FRACTAL)
             k.vector("vconv", self.wide.region(0, all_keys), mask.region(0, all_keys))
         with repeat(k, "column", keys.size) as n:
-            wide = self.wide.region(0, (groups, LANES))
-            if self.rows.shape.mask == "rows":
+            if one_row:
                 # One row of 16 keys for all rows: strides of 0.
                 shape = (groups, LANES // FRACTAL, FRACTAL)
                 wide = self.wide.region(n * FRACTAL, shape, (0, 0, 1))
             else:
+                wide = self.wide.region(0, (groups, LANES))
                 k.vector("vconv", wide, mask.region(n * column, (groups, LANES)))
             scores = tile.region(n * column, (groups, LANES))
             k.vector("vadd", scores, scores, wide)

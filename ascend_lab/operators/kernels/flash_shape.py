@@ -13,15 +13,17 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Share, ceil_div
 from ascend_lab.operators.kernels.tiles import Span, chunks
 
-Own = tuple[Share, ...]
-"""What a part owns along the axes of the grid: of entries of the batch, rows and heads."""
+CoreShares = tuple[Share, ...]
+"""A core's shares along the axes of the grid: entries of the batch, rows and heads."""
 Matrix = tuple[Affine, Affine]
 """An entry of the batch, and one of its heads."""
 GRID = ("group", "row", "heads")
 """Axes of the grid of cores."""
 MASKS = ("", "rows", "full")
+"""Masks of the scores: none, one row for all queries, or a number for every score."""
 TENSORS = ("q", "k", "v", "mask")
 AREA = FRACTAL * FRACTAL
+"""Elements of a fractal: 16 x 16."""
 SCALES = 2.0**-11, 16.0
 """Scales that coupled cores can have: differences of products that count are finite in fp16."""
 
@@ -45,10 +47,11 @@ class FlashView(NamedTuple):
         steps = (math.prod(shape[-3:]), matrix_elements, shape[-2] * FRACTAL, 1)
         scaled_steps = {1: 1}
         for packed_stride, stride in digits:
+            # A counter over every second head has stride 2048 where heads are 1024 apart; if its
+            # stride is 128 here, heads are 64 apart.
             step = next(step for step in steps if step <= packed_stride)
-            if stride * step != packed_stride * scaled_steps.setdefault(
-                step, stride * step // packed_stride
-            ):
+            scaled_step = scaled_steps.setdefault(step, stride * step // packed_stride)
+            if stride * step != packed_stride * scaled_step:
                 return None
         return cls(
             scaled_steps.get(steps[0], 0),
@@ -123,9 +126,9 @@ class FlashShape:
     @property
     def ops(self) -> int:
         """Useful operations of the two products, 2 (d + e) for each key that a row sees."""
-        # A causal query sees between 1 + t - s and t keys, in the middle t - (s - 1) / 2
-        twice = 2 * self.keys - (self.queries - 1 if self.causal else 0)
-        return self.batch * self.rows * twice * (self.depth + self.width)
+        # A causal query sees between 1 + t - s and t keys, on average t - (s - 1) / 2.
+        twice_mean_keys = 2 * self.keys - (self.queries - 1 if self.causal else 0)
+        return self.batch * self.rows * twice_mean_keys * (self.depth + self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,30 +150,35 @@ class FlashTiling:
 def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     """Return the bytes each on-chip memory needs; see `kernels.flash` for the buffers.
 
-    UB holds two tiles that are being stored, the maxima of every 8 keys, 16 lanes and six numbers
-    of statistics per row, and the mask.
+    UB holds a tile of scores or outputs in fp32, two slots of results in fp16, the maxima of every
+    8 keys, 16 lanes and 24 bytes of statistics per row, and a full mask.
     """
     depth = shape.fractals[2] * FRACTAL
     width = (shape.fractals[3] + 1) * FRACTAL
     rows = tiling.rows
     keys = tiling.keys
     one_row = shape.mask == "rows"
-    masked_depth = depth + FRACTAL * one_row
+    # A mask of one row is one more fractal of depth, with a constant fractal of its own.
+    mask_depth = FRACTAL if one_row else 0
+    constant_fractals = 2 if one_row else 1
+    masked_depth = depth + mask_depth
     widest = max(keys, width)
-    constants = AREA * (1 + one_row)
-    masks = {"": 0, "rows": 0, "full": 8 * rows * keys}
     # A slot of L1 has a block of q, of k and of v with its column of ones.
-    block_elements = rows * depth + keys * (depth + width + FRACTAL * one_row)
-    # Per row: 4 bytes for each of two wide tiles, half a byte a key for maxima of 8 keys, and
-    # lanes.
+    block_elements = rows * depth + keys * (depth + width + mask_depth)
+    l1_elements = key_slots(shape, tiling) * block_elements
+    # Two slots of weights, and the maxima as two fractal columns.
+    l1_elements += 2 * rows * (keys + FRACTAL) + constant_fractals * AREA
+    # Per row: 4 bytes in fp32 and twice 2 bytes in fp16 for each element of the widest tile, half a
+    # byte a key for maxima of 8 keys, and 16 lanes.
     work_bytes = rows * (8 * widest + keys // 2 + 4 * FRACTAL) + 24 * row_lanes(rows)
+    # Two slots in fp16 and a copy in fp32.
+    mask_bytes = 8 * rows * keys if shape.mask == "full" else 0
     return {
-        "L1": 2
-        * (key_slots(shape, tiling) * block_elements + 2 * rows * (keys + FRACTAL) + constants),
+        "L1": 2 * l1_elements,
         "L0A": 4 * rows * max(masked_depth, keys, 2 * FRACTAL),
         "L0B": 4 * keys * max(masked_depth, width),
         "L0C": 4 * rows * (keys + width),
-        "UB": work_bytes + masks[shape.mask],
+        "UB": work_bytes + mask_bytes,
     }
 
 
@@ -181,12 +189,13 @@ def row_lanes(rows: int) -> int:
 
 
 def key_slots(shape: FlashShape, tiling: FlashTiling) -> int:
-    """Return the slots of K and V in L1: 3 if a multiple of 4 blocks has all keys, else 4.
+    """Return the slots of K and V in L1: 3 if the number of blocks is a multiple of 4, else 4.
 
     Q lies in the slot of its first block of keys. With 4 slots and a multiple of 4 blocks, the Q of
     the next rows would need the slot in which the Q of these rows still lies.
     """
-    return 3 + (ceil_div(shape.keys, tiling.keys) % 4 > 0)
+    blocks = ceil_div(shape.keys, tiling.keys)
+    return 3 if blocks % 4 == 0 else 4
 
 
 def traffic_bytes(shape: FlashShape, tiling: FlashTiling) -> int:
@@ -273,15 +282,15 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     starts = ceil_div(core_rows, block_rows)
     heads = ceil_div(shape.heads, tiling.grid_heads)
     matrices = ceil_div(shape.batch // shape.heads, tiling.grid_batch) * heads
-    # Fractals of scores, maxima of each block of keys, the quotient at the end.
-    score_cycles = (36 if shape.mask == "full" else 16) * keys
-    cycles_per_row = score_cycles + blocks * 4 + keys + 20 * width + 6
-    cycles_per_start = 180 + 10 * block_keys.bit_length() + 30 * (shape.mask == "full")
-    cycles_per_start = cycles_per_start * blocks + 20 + 10 * width
-    # Every block of keys but the first multiplies the output by its factor.
+    full_mask = shape.mask == "full"
+    # Every block of keys except for the first multiplies the output by its factor.
     later_blocks = blocks - 1
-    cycles_per_row = cycles_per_row + later_blocks * (16 * width + 12)
-    cycles_per_start = cycles_per_start + later_blocks * (77 + 10 * width)
+    # For 16 rows: fractals of scores, maxima of each block of keys, the quotient at the end.
+    cycles_per_row = (36 if full_mask else 16) * keys + blocks * 4 + keys + 20 * width + 6
+    cycles_per_row += later_blocks * (16 * width + 12)
+    # For a block of rows: start-up cycles of the instructions.
+    scores_start = 180 + 10 * block_keys.bit_length() + (30 if full_mask else 0)
+    cycles_per_start = scores_start * blocks + 20 + 10 * width + later_blocks * (77 + 10 * width)
     matrix_cycles = cycles_per_start * starts + cycles_per_row * core_rows
     return matrices * matrix_cycles + tiling.rows * tiling.keys // 6
 
@@ -396,13 +405,13 @@ class Tensors:
         Rows are counted one by one, keys in fractals.
         """
         source = self.buffers["mask"]
-        start = self.start("mask", matrix)
-        (at, size) = keys
+        matrix_start = self.start("mask", matrix)
+        (first_key, count) = keys
         if self.shape.mask == "rows":
-            return source.region(start + at * FRACTAL, (size, FRACTAL))
+            return source.region(matrix_start + first_key * FRACTAL, (count, FRACTAL))
         pitch = self.view("mask").column
-        start = start + at * pitch + rows[0] * FRACTAL
-        return source.region(start, (size, rows[1] * FRACTAL), (pitch, 1))
+        start = matrix_start + first_key * pitch + rows[0] * FRACTAL
+        return source.region(start, (count, rows[1] * FRACTAL), (pitch, 1))
 
 
 def _matrix(shape: FlashShape, name: str) -> tuple[int, int]:

@@ -26,17 +26,17 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, ceil_div
 from ascend_lab.operators.kernels.flash import load_transposed, multiply
 from ascend_lab.operators.kernels.flash_causal import CausalTiles, blocks_of_cores, causal_grid
+from ascend_lab.operators.kernels.flash_nest import Axis, Nest, Place, axes, places
 from ascend_lab.operators.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.operators.kernels.flash_shape import (
     AREA,
+    CoreShares,
     FlashShape,
-    Own,
     Tensors,
     cut_keys,
     grid,
     shares,
 )
-from ascend_lab.operators.kernels.flash_steps import Axis, Nest, Place, axes, places
 from ascend_lab.operators.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
 
 ROWS = 128
@@ -214,7 +214,7 @@ class Plan:
     shape: FlashShape
     tiling: SplitTiling
     chip: Chip
-    core_shares: Own
+    core_shares: CoreShares
     cores: tuple[int, int, int]
 
     def programs(self) -> tuple[isa.Program, isa.Program, isa.Program]:
@@ -246,11 +246,10 @@ class Plan:
 
     def _number(self, core: tuple[isa.Affine, ...]) -> isa.Affine:
         """Return the number of a core from its place in the grid."""
-        number = isa.Affine()
-        for place, count in zip(core, self.cores, strict=True):
-            # Place (1, 2, 0) in a grid of 2 x 4 x 3 is core (1 * 4 + 2) * 3 + 0 = 18.
-            number = number * count + place
-        return number
+        # Place (1, 2, 0) in a grid of 2 x 4 x 3 is core (1 * 4 + 2) * 3 + 0 = 18.
+        entry, row, head = core
+        _, row_cores, head_cores = self.cores
+        return (entry * row_cores + row) * head_cores + head
 
     def rings(self, nest: Nest | CausalTiles) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
         """Return the rings of scores, weights and products."""
@@ -335,19 +334,20 @@ class Cube:
             dtype = "fp32" if space == "L0C" else plan.shape.dtype
             return k.queue(name, space, dtype, size * AREA, src=src, dst=dst, depth=depth)
 
+        left_size = rows * max(side, columns)
         return cls(
-            k,
-            plan.shape,
-            Tensors.declare(k, plan.shape, ("q", "k", "v")),
-            sizes,
-            t.rows * FRACTAL,
-            queue("q_l1", "L1", rows * depth, "MTE2", "MTE1", sizes.q_slots),
-            queue("k_l1", "L1", sizes.k_rows * depth, "MTE2", "MTE1"),
-            queue("v_l1", "L1", keys * sizes.v_columns, "MTE2", "MTE1"),
-            queue("p_l1", "L1", rows * keys, "MTE2", "MTE1"),
-            queue("a_l0", "L0A", rows * max(side, columns), "MTE1", "M", slots),
-            queue("b_l0", "L0B", side * columns, "MTE1", "M", slots),
-            queue("c_l0", "L0C", rows * max(side, columns), "M", "FIX", slots),
+            k=k,
+            shape=plan.shape,
+            gm=Tensors.declare(k, plan.shape, ("q", "k", "v")),
+            sizes=sizes,
+            pitch=t.rows * FRACTAL,
+            q=queue("q_l1", "L1", rows * depth, "MTE2", "MTE1", sizes.q_slots),
+            keys=queue("k_l1", "L1", sizes.k_rows * depth, "MTE2", "MTE1"),
+            values=queue("v_l1", "L1", keys * sizes.v_columns, "MTE2", "MTE1"),
+            weights=queue("p_l1", "L1", rows * keys, "MTE2", "MTE1"),
+            a=queue("a_l0", "L0A", left_size, "MTE1", "M", slots),
+            b=queue("b_l0", "L0B", side * columns, "MTE1", "M", slots),
+            c=queue("c_l0", "L0C", left_size, "M", "FIX", slots),
         )
 
     def load(self, queue: isa.Queue, src: isa.Region) -> isa.Tile:
@@ -407,12 +407,11 @@ class Scores:
             return c.load(c.keys, c.gm.block("k", matrix.matrix, (keys.start + start, size)))
 
         in_one_copy = c.sizes.k_rows >= keys.size
-        keys_in_l1 = load_keys(isa.Affine(), keys.size) if in_one_copy else None
+        all_keys = load_keys(isa.Affine(), keys.size) if in_one_copy else None
         # Only after the first copy, which then need not wait for a free slot of the ring.
         ring = self.ring.alloc()
         for start, size in c.pieces("rows", keys.size, c.sizes.k_rows):
-            keys_in_l1 = keys_in_l1 if in_one_copy else load_keys(start, size)
-            assert keys_in_l1 is not None
+            keys_in_l1 = all_keys or load_keys(start, size)
             for first_key, count in c.parts(size):
                 source = Fractals(keys_in_l1, first_key * AREA, size * AREA)
                 self._product(at, source, count)

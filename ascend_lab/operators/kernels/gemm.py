@@ -29,7 +29,7 @@ from ascend_lab.machine.isa import (
 )
 from ascend_lab.operators.kernels import default_schedules, epilogue_emit, gemm_schedule, tiles
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.operators.kernels.epilogue_emit import Leave
+from ascend_lab.operators.kernels.epilogue_emit import SumsOutput
 from ascend_lab.operators.kernels.tiles import (
     Area,
     Fractals,
@@ -46,7 +46,10 @@ from ascend_lab.operators.kernels.vector_tail import AREA, VectorTail, tail_prog
 ResidentTiles = tuple[isa.Tile | None, isa.Tile | None]
 """The L1 tiles with all K of A's rows and of B's columns; None where no outer loop keeps them."""
 LoadKept = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
-"""Called as keep(side, span): loads all K of a span of A (side 0) or B (side 1), if it is kept."""
+"""A context that loads all K of a span of A (side 0) or of B (side 1), if it stays in L1.
+
+It is called with the side and the span (first, count).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +137,9 @@ def tiles_in_order(
     for the inner loop, and the epilogue's numbers per column if they are already loaded.
     """
 
-    # Side 0 is m, side 1 is n. A share of 10 fractals in tiles of 4 yields (4 i, 4) in a loop over
-    # i = 0, 1, then (8, 2).
     def spans(side: int) -> Iterator[Span]:
+        # Side 0 is m, side 1 is n. A share of 10 fractals in tiles of 4 yields (4 i, 4) in a loop
+        # over i = 0, 1, then (8, 2).
         tile_side = (schedule.base_n if side else schedule.base_m) // isa.FRACTAL
         for at, size in segments(k, "mn"[side], shares[side][0], tile_side):
             yield base[side] + at, size
@@ -196,46 +199,51 @@ class _Writer:
         If vector cores do a `vector_tail` of the epilogue, tiles are written to a ring of slots.
         """
         shape = job.shape
-        chip = job.chip
-        area = job.area
         schedule = self.schedule = job.schedule
         (rows, cols, *k_share) = shares
         self.rows = rows
         self.cols = cols
         self.k_share = k_share
-        m1, all_k, n1 = self.m1, _, self.n1 = shape.fractals
+        m1, all_k, n1 = shape.fractals
+        self.m1 = m1
+        self.n1 = n1
         # `k_share` holds one share if the schedule splits K, else it is empty.
-        self.k1 = k1 = k_share[0][0] if k_share else all_k
+        self.k1 = k_share[0][0] if k_share else all_k
         # Elements of a fractal: 16 rows of C0, 256 in fp16 (512 bytes), 512 in int8.
         self.area = FRACTAL * isa.c0_of(shape.dtype)
-        sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
         # A tile of 8 x 16 fractals on a core that has 5 rows of them is 5 x 16.
-        tile_m = min(sides[0], rows[0])
-        tile_n = min(sides[1], cols[0])
-        self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), k1)
-        self.stage_k = min(self.tile_k * schedule.step_k, k1)
-        self.k = k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
+        tile_m = min(schedule.base_m // FRACTAL, rows[0])
+        tile_n = min(schedule.base_n // FRACTAL, cols[0])
+        self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), self.k1)
+        self.stage_k = min(self.tile_k * schedule.step_k, self.k1)
+        k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", job.chip)
+        self.k = k
         # A is (K1, M1, 16, C0), B is (K1, N1, 16, C0): all of K, whatever share of it a core takes.
-        a, b = (
-            k.tensor(name, shape.dtype, side1 * all_k * self.area)
-            for name, side1 in (("a", m1), ("b", n1))
-        )
-        row = k.param("row", rows[2])
-        col = k.param("col", cols[2])
-        self.base = row * rows[1] + area[0][0], col * cols[1] + area[1][0]
-        ring = None
-        if vector_tail:
-            ring = k.ring_out(vector_tail.ring, vector_tail.core(row, col), "FIX")
-        # Vector cores, if any, store the result.
-        c = None if vector_tail else self._result(job)
-        self.first_k, self.first_c = self._share_starts(*area[1])
+        a = k.tensor("a", shape.dtype, m1 * all_k * self.area)
+        b = k.tensor("b", shape.dtype, n1 * all_k * self.area)
+        ring, c = self._declare_result(job, vector_tail)
+        self.first_k, self.first_c = self._share_starts(*job.area[1])
         self.operands = (
             _Operand(a, m1, self._l1(a, tile_m), self._l0(a, tile_m), schedule.keep == "a"),
             _Operand(b, n1, self._l1(b, tile_n), self._l0(b, tile_n), schedule.keep == "b"),
         )
-        self._allocate_leave(job, c, ring, (tile_m, tile_n))
+        self._allocate_output(job, c, ring, (tile_m, tile_n))
 
-    def _allocate_leave(
+    def _declare_result(
+        self, job: Job, vector_tail: VectorTail | None
+    ) -> tuple[RingEnd | None, Buffer | None]:
+        """Declare the core's place in C, and the ring or the tensor to which it stores tiles."""
+        k = self.k
+        (first_row, _), (first_col, _) = job.area
+        row = k.param("row", self.rows[2])
+        col = k.param("col", self.cols[2])
+        self.base = row * self.rows[1] + first_row, col * self.cols[1] + first_col
+        if vector_tail:
+            # Vector cores store the result.
+            return k.ring_out(vector_tail.ring, vector_tail.core(row, col), "FIX"), None
+        return None, self._result(job)
+
+    def _allocate_output(
         self, job: Job, c: Buffer | None, ring: RingEnd | None, tile: tuple[int, int]
     ) -> None:
         """Allocate L0C for the sums of a tile (rows, columns), and the buffers for storing them."""
@@ -244,14 +252,14 @@ class _Writer:
         schedule = job.schedule
         sums = ACCUMULATOR[job.shape.dtype]
         self.acc = tiles.sum_queue(k, "c_l0", sums, tile_m, tile_n, schedule.c_l0_slots)
-        out = None
+        out: Queue | None = None
         # Without an epilogue, sums pass through UB unchanged if the core has a vector unit.
         if c is not None and job.chip.combined and not job.epilogue:
             out = tiles.out_queue(k, c.dtype, tile_m, tile_n)
         elements = self.n1 * self.m1 * 256
         sizes = epilogue_emit.Sizes(tile_m, tile_n, self.cols[0], self.n1, elements)
         self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
-        self.leave = Leave(k, self.acc, c, out, self.finish, ring)
+        self.output = SumsOutput(k, self.acc, c, out, self.finish, ring)
 
     def _result(self, job: Job) -> Buffer:
         """Declare the tensor of C, or that of all partial sums where the schedule splits K."""
@@ -273,8 +281,8 @@ class _Writer:
         # A kept operand takes all its K at once: K = 4096 in fp16 is 256 fractals, not 4 or 8.
         size = (self.k1 if schedule.keep == operand else self.stage_k) * side * self.area
         slots = schedule.a_l1_slots if operand == "a" else schedule.b_l1_slots
-        operand = f"{operand}_l1"
-        return self.k.queue(operand, "L1", tensor.dtype, size, src="MTE2", dst="MTE1", depth=slots)
+        name = f"{operand}_l1"
+        return self.k.queue(name, "L1", tensor.dtype, size, src="MTE2", dst="MTE1", depth=slots)
 
     def _l0(self, tensor: Buffer, side: int) -> Queue:
         """Allocate slots of tensor a or b in L0A or L0B."""
@@ -283,9 +291,9 @@ class _Writer:
         pipe = "MTE2" if operand in schedule.bypass else "MTE1"
         space = "L0" + operand.upper()
         slots = schedule.a_l0_slots if operand == "a" else schedule.b_l0_slots
-        operand = f"{operand}_l0"
+        name = f"{operand}_l0"
         size = side * self.tile_k * self.area
-        return self.k.queue(operand, space, tensor.dtype, size, src=pipe, dst="M", depth=slots)
+        return self.k.queue(name, space, tensor.dtype, size, src=pipe, dst="M", depth=slots)
 
     def _share_starts(self, first: int, columns: int) -> tuple[Affine, Affine]:
         """Return the first fractal of K of the share, and the first element of its partial sums.
@@ -322,7 +330,7 @@ class _Writer:
             c = self.acc.alloc()
             self._reduce(c, spans, resident, epilogue_emit.bias_of(self.finish, channels, spans[1]))
             self.acc.enqueue()
-            self.leave.store(self._area(spans), spans[1][0], channels)
+            self.output.store(self._area(spans), spans[1][0], channels)
 
     def _area(self, spans: tuple[Span, Span]) -> Area:
         """Return where the tile at `spans` lies in C."""
@@ -333,8 +341,16 @@ class _Writer:
         piece = (0, m_at * FRACTAL, rows)
         # An int8 result has blocks of 32 channels: half as many as of 16.
         width = self.finish.width if self.finish else FRACTAL
-        blocks = n * FRACTAL // width
-        return Area(start, (piece,), blocks, self.m1 * FRACTAL, 1, m, rows, width)
+        return Area(
+            base=start,
+            pieces=(piece,),
+            blocks=n * FRACTAL // width,
+            plane=self.m1 * FRACTAL,
+            step=1,
+            fractals=m,
+            pixels=rows,
+            width=width,
+        )
 
     def _stage(self, operand: _Operand, at: Span, depth: Span) -> None:
         """Load a piece of A or B to L1: `at` along m or n, `depth` along k."""
@@ -372,15 +388,19 @@ class _Writer:
         for stage_at, size in segments(self.k, "stage", self.k1, self.stage_k):
             for operand, span in staged:
                 self._stage(operand, span, (stage_at, size))
-            a_feed, b_feed = (
-                MatrixFeed(self.k, operand.l0, span[1], self._source(operand, span, tile, stage_at))
-                for operand, span, tile in sides
-            )
+            a_feed, b_feed = (self._feed(*side, stage_at) for side in sides)
             sums = Sums(sums_region(c, spans[0][1], spans[1][1]), stage_at, bias)
             accumulate(self.k, sums, a_feed, b_feed, size, self.tile_k)
             for operand, _ in staged:
                 assert operand.l1 is not None
                 operand.l1.free()
+
+    def _feed(
+        self, operand: _Operand, at: Span, resident: Tile | None, stage_at: Affine
+    ) -> MatrixFeed:
+        """Return what loads the operand's tiles of a stage to L0."""
+        source = self._source(operand, at, resident, stage_at)
+        return MatrixFeed(self.k, operand.l0, at[1], source)
 
     def _source(
         self, operand: _Operand, at: Span, resident: Tile | None, stage_at: Affine
@@ -393,10 +413,10 @@ class _Writer:
         if operand.l1 is None:
             # In GM a row of fractals has all M1 (or N1) of the operand, in L1 only those of the
             # tile.
-            pitch = operand.row_fractals * self.area
-            start = (self.first_k + stage_at) * pitch + at[0] * self.area
-            return Fractals(operand.tensor, start, pitch)
-        pitch = at[1] * self.area
+            gm_pitch = operand.row_fractals * self.area
+            start = (self.first_k + stage_at) * gm_pitch + at[0] * self.area
+            return Fractals(operand.tensor, start, gm_pitch)
+        l1_pitch = at[1] * self.area
         if resident is not None:
-            return Fractals(resident, stage_at * pitch, pitch)
-        return Fractals(operand.l1.dequeue(), Affine(), pitch)
+            return Fractals(resident, stage_at * l1_pitch, l1_pitch)
+        return Fractals(operand.l1.dequeue(), Affine(), l1_pitch)

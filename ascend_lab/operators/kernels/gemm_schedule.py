@@ -26,13 +26,14 @@ CHOICES: dict[str, tuple[int | str, ...]] = {
     "window": ("", "flat", "strip", "stacked"),
     "bypass": ("", "a", "b", "ab"),
 }
-"""Allowed values of a schedule's fields beyond its six numbers.
+"""Allowed values of a schedule's fields beyond its first six, which are any positive numbers.
 
 The default is the first value, except for the slots of A and B, which default to 2.
 """
 MAX_STAGES_IN_L1 = 4
 """Most slots of L1 that hold one stage of a convolution each, its rows and weights together."""
 KEEP_ORDER = {"a": "mn", "b": "nm"}
+"""The operand that stays in L1 -> the order of loops in which its tiles are the outer loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +87,15 @@ class GemmSchedule:
 
     def __repr__(self) -> str:
         """Return the constructor call that makes the schedule, without default values."""
-        return f"GemmSchedule({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
+        arguments = [f"{name}={value!r}" for name, value in self.as_dict().items()]
+        return f"GemmSchedule({', '.join(arguments)})"
 
     @property
     def extras(self) -> dict[str, Any]:
         """Return the fields beyond the tiling that are not the default."""
         optional = [f for f in fields(self) if f.default is not MISSING]
-        return {f.name: v for f in optional if (v := getattr(self, f.name)) != f.default}
+        values = {f.name: getattr(self, f.name) for f in optional}
+        return {f.name: values[f.name] for f in optional if values[f.name] != f.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +167,7 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
     cores = math.prod(grid)
     if cores > chip.core_count:
         needed = f"a grid of at most {chip.core_count} cores on {chip.name}"
-        got = str(cores)
-        raise InputError(needed, got, "shrink it")
+        raise InputError(needed, str(cores), "shrink it")
     _check_choices(schedule, chip)
     optional_fields = "".join(f" {name} {value}" for name, value in schedule.extras.items())
     for space, size in tile_bytes(shape, schedule).items():
@@ -186,15 +188,16 @@ def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
             choices = ", ".join(repr(v) for v in allowed)
             raise InputError(f"{name} of {choices}", repr(value), "take one of these")
     if schedule.keep and schedule.order != KEEP_ORDER[schedule.keep]:
-        needed = f'order "{KEEP_ORDER[schedule.keep]}" to keep {schedule.keep.upper()}'
-        raise InputError(needed, repr(schedule.order), "what stays in L1 belongs to the outer loop")
+        needed_order = f'order "{KEEP_ORDER[schedule.keep]}" to keep {schedule.keep.upper()}'
+        remedy = "what stays in L1 belongs to the outer loop"
+        raise InputError(needed_order, repr(schedule.order), remedy)
     if schedule.keep and schedule.keep in schedule.bypass:
-        needed = "another operand to bypass L1 than the one kept there"
-        got = schedule.keep
-        raise InputError(needed, got, "drop one of both")
-    for name in schedule.bypass.upper():
-        if ("GM", "L0" + name) not in chip.paths:
-            raise InputError(f"a chip with a path from GM to L0{name}", chip.name, "stage it in L1")
+        needed_operand = "another operand to bypass L1 than the one kept there"
+        raise InputError(needed_operand, schedule.keep, "drop one of both")
+    for operand in schedule.bypass.upper():
+        if ("GM", "L0" + operand) not in chip.paths:
+            needed_path = f"a chip with a path from GM to L0{operand}"
+            raise InputError(needed_path, chip.name, "stage it in L1")
 
 
 def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
@@ -206,10 +209,15 @@ def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
     n = s.base_n
     # With split_k 2 a core keeps half of K: 128 of 256 fractals.
     all_k = ceil_div(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
-    # Depth of an operand's slot in L1, in elements: all K where it is kept, else one stage.
-    depth_a, depth_b = (
-        0 if name in s.bypass else all_k if s.keep == name else k * s.step_k for name in "ab"
-    )
+
+    def l1_depth(operand: str) -> int:
+        """Return the depth of an operand's slot in L1, in elements."""
+        if operand in s.bypass:
+            return 0
+        return all_k if s.keep == operand else k * s.step_k
+
+    depth_a = l1_depth("a")
+    depth_b = l1_depth("b")
     return {
         "L0A": s.a_l0_slots * m * k * element_bytes,
         "L0B": s.b_l0_slots * k * n * element_bytes,
@@ -256,8 +264,11 @@ def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
     """Return schedules as arrays."""
     # The first six fields of a schedule are those of `Tilings`, in the same order.
     names = [f.name for f in fields(GemmSchedule)][: len(fields(Tilings))]
-    columns = (np.array([getattr(s, name) for s in schedules], np.int64) for name in names)
-    return Tilings(*(column // unit for column, unit in zip(columns, _units(dtype), strict=True)))
+    columns = []
+    for name, unit in zip(names, _units(dtype), strict=True):
+        values = [getattr(schedule, name) for schedule in schedules]
+        columns.append(np.array(values, np.int64) // unit)
+    return Tilings(*columns)
 
 
 def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, Floats], Array]:

@@ -22,14 +22,15 @@ from ascend_lab.machine.isa import Affine, Buffer, KernelBuilder, Queue, Region,
 from ascend_lab.operators.kernels.tiles import chunks, repeat, segments
 
 LANES = 64
+"""Numbers of fp32 in a repeat."""
 BLOCK = 8
-"""Numbers of fp32 in a repeat, and in a block of 32 bytes."""
+"""Numbers of fp32 in a block of 32 bytes."""
 TILE = 96 * LANES
-"""Numbers of a tile: two slots each way and two more in fp32 take 144 KiB of the 192 of UB."""
-SUMS = TILE // BLOCK + LANES
+"""Numbers of a tile: in fp32 two slots each way and two scratch tiles take 144 of UB's 192 KiB."""
+BLOCK_SUMS = TILE // BLOCK + LANES
 """Sums of the blocks of a tile, and behind them numbers that fill no block."""
 CHANNELS = 256
-"""Channels whose factors lie in UB at once: two blocks of 32 bytes each."""
+"""Channels whose factors s and t lie in UB at once: one block of 32 bytes each."""
 
 Place = tuple[Buffer | Tile, Affine | int]
 """Where a run of numbers begins."""
@@ -59,18 +60,17 @@ def group_norm_launch(shape: GroupNorm, chip: Chip) -> isa.Launch:
     Raises `PathError` for chips on which a core has both a cube and a vector unit.
     """
     cores = chip.cores_of("vector")
+
     # 2 images of 32 groups on 48 cores: 32 cores with one group of both images each take as long
     # as 24 cores for each image, which have up to 2 groups.
-    images = min(
-        range(1, min(shape.images, cores) + 1),
-        key=lambda n: (
-            isa.ceil_div(shape.images, n)
-            * isa.ceil_div(shape.groups, min(shape.groups, cores // n))
-        ),
-    )
+    def groups_of_busiest(image_cores: int) -> int:
+        group_cores = min(shape.groups, cores // image_cores)
+        return isa.ceil_div(shape.images, image_cores) * isa.ceil_div(shape.groups, group_cores)
+
+    image_cores = min(range(1, min(shape.images, cores) + 1), key=groups_of_busiest)
     axes = {
-        "image": chunks(shape.images, 1, images),
-        "group": chunks(shape.groups, 1, cores // images),
+        "image": chunks(shape.images, 1, image_cores),
+        "group": chunks(shape.groups, 1, cores // image_cores),
     }
     return isa.spread("group_norm", axes, lambda *shares: _Writer(shape, chip).program(*shares))
 
@@ -83,9 +83,9 @@ class _Writer:
         self.shape = shape
         k = self.k = KernelBuilder("group_norm", chip)
         numbers = shape.images * shape.groups * shape.size
-        factors = shape.groups * shape.channels
+        all_channels = shape.groups * shape.channels
         self.x = k.tensor("x", shape.dtype, numbers)
-        self.factors = [k.tensor(name, shape.dtype, factors) for name in ("scale", "bias")]
+        self.factors = [k.tensor(name, shape.dtype, all_channels) for name in ("scale", "bias")]
         self.y = k.tensor("y", shape.dtype, numbers)
         self.loaded = k.queue("x_ub", "UB", shape.dtype, TILE, src="MTE2", dst="V")
         self.out = k.queue("y_ub", "UB", shape.dtype, TILE, src="V", dst="MTE3")
@@ -95,13 +95,16 @@ class _Writer:
         self.loaded_factors.join("bias_ub", shape.dtype, CHANNELS)
         self.wide = k.buffer("wide", "UB", "fp32", TILE)
         self.scratch = k.buffer("other", "UB", "fp32", TILE)
-        self.sums = [k.buffer(name, "UB", "fp32", SUMS) for name in ("sums", "squares")]
+        self.sums = [k.buffer(name, "UB", "fp32", BLOCK_SUMS) for name in ("sums", "squares")]
         self.block_sums = k.buffer("part", "UB", "fp32", TILE // BLOCK)
-        self.mean, self.square, self.rate = (
+        # Of a group: m, sum(x x) / E and 1 / sqrt(v + epsilon), each in lane 0 of a block.
+        self.mean, self.mean_square, self.inverse_deviation = (
             k.buffer(name, "UB", "fp32", BLOCK) for name in ("mean", "square", "rate")
         )
-        self.means = k.buffer("means", "UB", "fp32", BLOCK)
-        self.rates = k.buffer("rates", "UB", "fp32", BLOCK)
+        # Blocks filled with the group's m, and with 1 / sqrt(v + epsilon).
+        self.mean_block = k.buffer("means", "UB", "fp32", BLOCK)
+        self.inverse_block = k.buffer("rates", "UB", "fp32", BLOCK)
+        # s and t, one number per channel, then a block of equal numbers per channel.
         self.slope = k.buffer("slope", "UB", "fp32", CHANNELS)
         self.shift = k.buffer("shift", "UB", "fp32", CHANNELS)
         self.slopes = k.buffer("slopes", "UB", "fp32", CHANNELS * BLOCK)
@@ -150,29 +153,29 @@ class _Writer:
         k = self.k
         squares = (self.scratch, 0)
         for buffer in self.sums:
-            k.each("vdup", SUMS, (buffer, 0), scalar=0.0)
+            k.each("vdup", BLOCK_SUMS, (buffer, 0), scalar=0.0)
         for _, size, tile in self._tiles("sum", start, self.shape.size):
             x = self._widened(tile, self.wide, size)
             k.each("vmul", size, squares, x, x)
-            for buffer, (terms, _) in zip(self.sums, (x, squares), strict=True):
-                self._add_up(buffer, terms, size)
-        # v = sum(x x) / E - m^2, then 1 / sqrt(v + epsilon), each in lane 0 of a block.
+            for sums, (terms, _) in zip(self.sums, (x, squares), strict=True):
+                self._add_up(sums, terms, size)
+        # v = sum(x x) / E - m^2, then 1 / sqrt(v + epsilon)
         mean = (self.mean, 0)
-        square = (self.square, 0)
-        rate = (self.rate, 0)
-        for buffer, total in zip(self.sums, (self.mean, self.square), strict=True):
+        mean_square = (self.mean_square, 0)
+        inverse = (self.inverse_deviation, 0)
+        for sums, total in zip(self.sums, (self.mean, self.mean_square), strict=True):
             # vcadd adds up a repeat of 64 lanes: first to one sum per repeat, then to a single sum.
-            rows = SUMS // LANES
-            k.vector("vcadd", self.block_sums.region(0, rows), buffer.region(0, (rows, LANES)))
+            rows = BLOCK_SUMS // LANES
+            k.vector("vcadd", self.block_sums.region(0, rows), sums.region(0, (rows, LANES)))
             k.vector("vcadd", total.region(0, 1), self.block_sums.region(0, (1, rows)))
             k.each("vmuls", 1, (total, 0), (total, 0), scalar=1.0 / self.shape.size)
-        k.each("vmul", 1, rate, mean, mean)
-        k.each("vsub", 1, rate, square, rate)
-        k.each("vmaxs", 1, rate, rate, scalar=0.0)  # rounding may leave less than 0
-        k.each("vadds", 1, rate, rate, scalar=self.shape.epsilon)
-        k.each("vrsqrt", 1, rate, rate)
-        self._spread(self.means, self.mean, 1)
-        self._spread(self.rates, self.rate, 1)
+        k.each("vmul", 1, inverse, mean, mean)
+        k.each("vsub", 1, inverse, mean_square, inverse)
+        k.each("vmaxs", 1, inverse, inverse, scalar=0.0)  # rounding may leave less than 0
+        k.each("vadds", 1, inverse, inverse, scalar=self.shape.epsilon)
+        k.each("vrsqrt", 1, inverse, inverse)
+        self._spread(self.mean_block, self.mean, 1)
+        self._spread(self.inverse_block, self.inverse_deviation, 1)
 
     def _add_up(self, sums: Buffer, terms: Buffer | Tile, size: int) -> None:
         """Add the sum of each block of `terms` to `sums`, then the terms that fill no block."""
@@ -203,9 +206,9 @@ class _Writer:
         scale, bias = (Tile(buffer, slot) for buffer in buffers)
         # s = a / sqrt(v + epsilon), t = b - m s, for every channel
         a = self._widened(scale, self.slope, count)
-        self._by_block("vmul", count, slope, a, (self.rates, 0))
+        self._by_block("vmul", count, slope, a, (self.inverse_block, 0))
         b = self._widened(bias, self.scratch, count)
-        self._by_block("vmul", count, shift, slope, (self.means, 0))
+        self._by_block("vmul", count, shift, slope, (self.mean_block, 0))
         k.each("vsub", count, shift, b, shift)
         self.loaded_factors.free()
         self._spread(self.slopes, self.slope, count)
@@ -233,7 +236,7 @@ class _Writer:
         """Write z of a run of numbers: part of one channel, or several whole channels."""
         k = self.k
         y = (self.wide, 0)
-        below = (self.scratch, 0)
+        denominator = (self.scratch, 0)
         for at, count, tile in self._tiles("tile", start, size):
             x, _ = self._widened(tile, self.wide, count)
             numbers_per_channel = count // channels
@@ -244,14 +247,14 @@ class _Writer:
                 self._by_block("vmul", numbers_per_channel, to, (x, place), (self.slopes, factors))
                 self._by_block("vadd", numbers_per_channel, to, to, (self.shifts, factors))
             # z = y / (1 + e^-y)
-            k.each("vmuls", count, below, y, scalar=-1.0)
-            k.each("vexp", count, below, below)
-            k.each("vadds", count, below, below, scalar=1.0)
+            k.each("vmuls", count, denominator, y, scalar=-1.0)
+            k.each("vexp", count, denominator, denominator)
+            k.each("vadds", count, denominator, denominator, scalar=1.0)
             out: Place = (self.out.alloc(), 0)
             if self.shape.dtype == "fp32":
-                k.each("vdiv", count, out, y, below)
+                k.each("vdiv", count, out, y, denominator)
             else:
-                k.each("vdiv", count, y, y, below)
+                k.each("vdiv", count, y, y, denominator)
                 k.each("vconv", count, out, y)
             self.out.enqueue()
             target = self.y.region(at, count)

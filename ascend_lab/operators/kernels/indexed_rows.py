@@ -62,8 +62,17 @@ class IndexFeed:
         name = tensor.name
         size = min(most, -(-tensor.elements // 8) * 8)
         # A store that needs an index comes after S; if no store does, S is the last to use a batch.
-        via, end = ("S", "MTE3") if "MTE3" in pipes else ("", "S")
-        batch = k.queue(f"{name}_batch", "UB", "int32", size, src="MTE2", dst=end, depth=1, via=via)
+        middle_pipe, last_pipe = ("S", "MTE3") if "MTE3" in pipes else ("", "S")
+        batch = k.queue(
+            f"{name}_batch",
+            "UB",
+            "int32",
+            size,
+            src="MTE2",
+            dst=last_pipe,
+            depth=1,
+            via=middle_pipe,
+        )
         read_signal = None
         if "MTE2" in pipes:
             read_signal = k.queue(f"{name}_look", "UB", "int32", 1, src="S", dst="MTE2", depth=1)
@@ -193,8 +202,11 @@ class RowTile(NamedTuple):
     rows: int
 
 
-class RowWriter:
-    """Builder, tensors and shapes shared by the programs that move rows."""
+class TableWriter:
+    """Builder, tensors and sizes shared by the programs that move rows of a table.
+
+    A tile in UB has `rows` rows of up to `max_columns` columns, `pitch` elements apart.
+    """
 
     def __init__(self, name: str, chip: Chip, table: Table, share: CoreShare) -> None:
         """Declare the tensor `index`, and choose the widest tile of rows that fits UB."""
@@ -279,7 +291,7 @@ class RowWriter:
 
 def gather_program(chip: Chip, table: Table, share: CoreShare) -> Program:
     """Return the program of y[i] = x[index[i]] for the indices and columns of `share`."""
-    writer = RowWriter("gather", chip, table, share)
+    writer = TableWriter("gather", chip, table, share)
     k = writer.k
     columns = table.columns
     x = k.tensor("x", table.dtype, table.rows * columns)
@@ -312,19 +324,20 @@ def scatter_program(
     It does the indices and columns of `share`. With `atomic` the memory adds. Otherwise "add" loads
     a row, adds and stores it, and the next load waits for the store, as it may be the same row.
     """
-    writer = RowWriter(f"scatter_{mode}", chip, table, share)
+    writer = TableWriter(f"scatter_{mode}", chip, table, share)
     k = writer.k
     columns = table.columns
     # Load, add and store of one row must end before the next: its index may be the same.
-    chain = mode == "add" and not atomic
+    adds_in_ub = mode == "add" and not atomic
     u = k.tensor("u", table.dtype, table.index_count * columns)
     y = k.tensor("y", table.dtype, table.rows * columns)
     # An update needs indices for stores only, a sum for loads and stores.
-    feed = IndexFeed.make(k, writer.index, *(("MTE3", "MTE2") if chain else ("MTE3",)))
-    last_pipe = "V" if chain else "MTE3"
+    pipes = ("MTE3", "MTE2") if adds_in_ub else ("MTE3",)
+    feed = IndexFeed.make(k, writer.index, *pipes)
+    last_pipe = "V" if adds_in_ub else "MTE3"
     size_in_ub = writer.rows * writer.pitch
     row_queue = k.queue("rows", "UB", table.dtype, size_in_ub, src="MTE2", dst=last_pipe)
-    adder = _Adder(writer) if chain else None
+    adder = _Adder(writer) if adds_in_ub else None
     for row_tile in writer.tiles(feed):
         first_row = row_tile.first_index + row_tile.batch_offset
         origin = first_row * columns + writer.column + row_tile.column
@@ -333,21 +346,13 @@ def scatter_program(
         tile = row_queue.dequeue()
         with k.loop("r", row_tile.rows) as r:
             row = feed.index_region(row_tile.batch_offset + r)
-            pieces = [
-                _RowPiece(
-                    y.region(writer.column + (row_tile.column + piece), size),
-                    r * writer.pitch + place,
-                    place,
-                )
-                for piece, size, place in writer.pieces(row_tile.columns)
-            ]
+            pieces = list(_pieces_of_row(writer, y, row_tile, r))
             if adder is not None:
                 adder.add(row, pieces, tile)
             else:
-                for piece_of_row in pieces:
-                    target = piece_of_row.in_table
-                    source = tile.region(piece_of_row.place_in_tile, target.elements)
-                    writer.move_row(target, source, row, "add" if atomic else None)
+                for piece in pieces:
+                    source = tile.region(piece.place_in_tile, piece.in_table.elements)
+                    writer.move_row(piece.in_table, source, row, "add" if atomic else None)
         row_queue.free()
     return k.finish()
 
@@ -360,10 +365,19 @@ class _RowPiece(NamedTuple):
     place_in_row: int
 
 
+def _pieces_of_row(
+    writer: TableWriter, table_tensor: Buffer, row_tile: RowTile, row: Affine
+) -> Iterator[_RowPiece]:
+    """Yield the pieces in which row number `row` of a tile is copied."""
+    for column, size, place in writer.pieces(row_tile.columns):
+        in_table = table_tensor.region(writer.column + (row_tile.column + column), size)
+        yield _RowPiece(in_table, row * writer.pitch + place, place)
+
+
 class _Adder:
     """Loads a row of y, adds a row of the tile, stores it; the next row waits for the store."""
 
-    def __init__(self, writer: RowWriter) -> None:
+    def __init__(self, writer: TableWriter) -> None:
         self.writer = writer
         dtype = writer.table.dtype
         k = writer.k

@@ -26,16 +26,20 @@ C0 = 16
 PIXELS = 8
 """Pixels of one repeat of a vector instruction: 8 blocks of 32 bytes."""
 IMAGE_ROWS_BESIDE = 1.5
-"""Image rows that a block of a depthwise convolution costs beside the rows it moves on.
+"""Image rows' worth of time that each block of rows of a depthwise convolution costs extra.
 
-Of 0 to 3 the best for 105 random ones on four chips: kernels took 0.5 % longer than with the best
-of all divisions on average, 9 % at most, where counting no such rows took 9 % and 161 % longer.
+A block of 4 output rows with stride 2 counts as 4 + 1.5 / 2 rows. Of 0 to 3 the best for 105 random
+convolutions on four chips: kernels took 0.5 % longer than with the best of all divisions on
+average, 9 % at most, where counting no such rows took 9 % and 161 % longer.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """The share of one core: channel blocks and images, and rows low .. high-1 of them (a band)."""
+class PlaneShare:
+    """The share of one core: channel blocks and images, and rows low .. high-1 of each plane.
+
+    Such a range of rows is called a band; `band` is its number among the bands of a plane.
+    """
 
     channels: Share
     images: Share
@@ -48,7 +52,7 @@ class Own:
         return self.channels[0] * self.images[0]
 
 
-def dealt(
+def deal_planes(
     totals: tuple[int, int, int],
     cores: int,
     *,
@@ -60,41 +64,52 @@ def dealt(
     The busiest core gets the least work possible; among equal divisions the one with the fewest
     bands of rows is taken. The work of a block of rows is its rows plus `rows_beside`, for loads
     that reach beyond the block and for its start and end. Among still equal divisions a core gets
-    few channel blocks, or with `large_folds` many.
+    many channel blocks, or with `large_folds` few: then it adds up more numbers of each channel.
     """
+    all_blocks, all_images, all_rows = totals
     options = []
-    for c in range(1, min(totals[0], cores) + 1):
-        for n in range(1, min(totals[1], cores // c) + 1):
+    for block_cores in range(1, min(all_blocks, cores) + 1):
+        for image_cores in range(1, min(all_images, cores // block_cores) + 1):
             # The cores that channel blocks and images do not use divide the rows into bands.
-            rows = min(totals[2], cores // (c * n))
-            core_blocks = ceil_div(totals[0], c)
-            planes = core_blocks * ceil_div(totals[1], n)
-            core_rows = ceil_div(totals[2], rows)
+            row_cores = min(all_rows, cores // (block_cores * image_cores))
+            core_blocks = ceil_div(all_blocks, block_cores)
+            planes = core_blocks * ceil_div(all_images, image_cores)
+            core_rows = ceil_div(all_rows, row_cores)
             # A core should have 4 blocks of rows, so that loads, work and stores overlap.
             blocks = ceil_div(core_rows, _rows_of_four_blocks(core_rows, planes))
             work = planes * (core_rows + rows_beside * blocks)
-            # min takes the least work, then the fewest bands, then the few (or many) channel
-            # blocks.
-            options.append((work, rows, core_blocks if large_folds else 0, (c, n, rows)))
-    grid = min(options)[-1]
-    channels, images, bands = (chunks(t, 1, g) for t, g in zip(totals, grid, strict=True))
-    return channels, images, bands
+            # min takes the least work, then the fewest bands, then with `large_folds` the fewest
+            # channel blocks of a core; the smallest grid among equals has the most of them.
+            blocks_if_folded = core_blocks if large_folds else 0
+            grid = (block_cores, image_cores, row_cores)
+            options.append((work, row_cores, blocks_if_folded, grid))
+    block_cores, image_cores, row_cores = min(options)[-1]
+    return (
+        chunks(all_blocks, 1, block_cores),
+        chunks(all_images, 1, image_cores),
+        chunks(all_rows, 1, row_cores),
+    )
 
 
 def plane_launch(
-    name: str, sizes: tuple[list[int], list[int], list[int]], program_of: Callable[[Own], Program]
+    name: str,
+    sizes: tuple[list[int], list[int], list[int]],
+    program_of: Callable[[PlaneShare], Program],
 ) -> Launch:
-    """Return a launch on the cores that `dealt` gave `sizes`; `program_of` writes one program."""
+    """Return a launch with one program, written by `program_of`, for each share of `sizes`.
+
+    `sizes` are those that `deal_planes` returns.
+    """
 
     def program(channels: Share, images: Share, band: Share) -> Program:
-        return program_of(Own(channels, images, band[1:], band[0]))
+        return program_of(PlaneShare(channels, images, band[1:], band[0]))
 
     return spread(name, {"channel": sizes[0], "batch": sizes[1]}, program, apart=sizes[2])
 
 
 def walk(
     k: KernelBuilder,
-    share: Own,
+    share: PlaneShare,
     around: Callable[[Affine], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[tuple[Affine, Affine]]:
     """Yield (channel block, image) of a core's planes; each channel block inside `around`."""
@@ -144,7 +159,7 @@ def _row_block(shape: ConvShape, start: int, rows: int) -> RowBlock:
 
 
 def row_blocks(
-    k: KernelBuilder, shape: ConvShape, share: Own, size: int
+    k: KernelBuilder, shape: ConvShape, share: PlaneShare, size: int
 ) -> Iterator[tuple[RowBlock, Affine]]:
     """Yield a core's blocks of `size` output rows, equal ones in a loop, with its counter."""
     runs: list[tuple[int, RowBlock]] = []
@@ -165,7 +180,7 @@ def row_blocks(
             yield block, turn
 
 
-def rows_per_block(share: Own, rows_that_fit: int) -> int:
+def rows_per_block(share: PlaneShare, rows_that_fit: int) -> int:
     """Return the rows of a block: as many as fit, but few enough for four blocks per core."""
     rows = share.rows[1] - share.rows[0]
     return max(1, min(rows_that_fit, _rows_of_four_blocks(rows, share.planes)))
@@ -188,4 +203,4 @@ def image_sizes(shape: ConvShape, chip: Chip) -> tuple[list[int], list[int], lis
     """Divide channel blocks, images and output rows of a convolution over the vector cores."""
     totals = (shape.blocks[0], shape.n, shape.out_hw[0])
     beside = IMAGE_ROWS_BESIDE / shape.strides[0]
-    return dealt(totals, chip.cores_of("vector"), rows_beside=beside)
+    return deal_planes(totals, chip.cores_of("vector"), rows_beside=beside)

@@ -89,13 +89,12 @@ def split_launch(
 
     Raises `ShapeError` if the sizes do not add up.
     """
-    axis = axis_of(shape, axis)
-    if sum(parts) != shape[axis] or min(parts, default=0) < 1:
-        needed = f"parts of 1 or more that sum to {shape[axis]}"
-        got = str(tuple(parts))
-        raise ShapeError(needed, got, "check axis")
-    shapes = [[*shape[:axis], n, *shape[axis + 1 :]] for n in parts]
-    _, moves = _pieces(shapes, axis, split=True)
+    cut_axis = axis_of(shape, axis)
+    if sum(parts) != shape[cut_axis] or min(parts, default=0) < 1:
+        needed = f"parts of 1 or more that sum to {shape[cut_axis]}"
+        raise ShapeError(needed, str(tuple(parts)), "check axis")
+    shapes = [[*shape[:cut_axis], n, *shape[cut_axis + 1 :]] for n in parts]
+    _, moves = _pieces(shapes, cut_axis, split=True)
     tensors = {"x": math.prod(shape)} | {f"y{i}": math.prod(s) for i, s in enumerate(shapes)}
     return layout.moves_launch(chip, dtype, tensors, moves, name="split")
 
@@ -106,23 +105,25 @@ def _pieces(
     """Return the shape of all pieces together, and one move per piece to or from it."""
     if not shapes:
         raise ShapeError("at least one tensor to join", "none", "pass the shapes")
-    axis = axis_of(shapes[0], axis)
-    other_sizes = [(*s[:axis], *s[axis + 1 :]) for s in shapes]
+    joined = axis_of(shapes[0], axis)
+    other_sizes = [(*s[:joined], *s[joined + 1 :]) for s in shapes]
     if len({len(s) for s in shapes}) > 1 or len(set(other_sizes)) > 1:
+        needed = f"shapes equal on all axes but {joined}"
         got = ", ".join(str(tuple(s)) for s in shapes)
-        raise ShapeError(f"shapes equal on all axes but {axis}", got, "reshape or pad them first")
-    joint_shape = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
+        raise ShapeError(needed, got, "reshape or pad them first")
+    joint_size = sum(s[joined] for s in shapes)
+    joint_shape = (*shapes[0][:joined], joint_size, *shapes[0][joined + 1 :])
     strides = layout.row_major(joint_shape)
     start = 0
     moves = []
     for i, shape in enumerate(shapes):
         # Piece i of axis 1 of (4, 10): start 3 is element 3 of each row, rows stay 10 elements
         # apart.
-        joint = layout.View("x" if split else "y", strides, start * strides[axis])
+        joint = layout.View("x" if split else "y", strides, start * strides[joined])
         piece = layout.View(f"y{i}" if split else f"x{i}", layout.row_major(shape))
         source, target = (joint, piece) if split else (piece, joint)
         moves.append(layout.Move(tuple(shape), target, source))
-        start += shape[axis]
+        start += shape[joined]
     return joint_shape, moves
 
 
@@ -307,9 +308,11 @@ def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Laun
     cuts_columns = len(by_columns) > 2 * len(by_picks)
 
     def program(share: isa.Share) -> isa.Program:
-        core_share = indexed_rows.CoreShare(share, (table.columns, 0, 0))
-        if cuts_columns:
-            core_share = indexed_rows.CoreShare((table.index_count, 0, 0), share)
+        core_share = (
+            indexed_rows.CoreShare((table.index_count, 0, 0), share)
+            if cuts_columns
+            else indexed_rows.CoreShare(share, (table.columns, 0, 0))
+        )
         return indexed_rows.scatter_program(chip, table, core_share, mode="add", atomic=True)
 
     shares = by_columns if cuts_columns else by_picks
@@ -332,9 +335,12 @@ def _pick_shares(chip: Chip, picks: int) -> list[int]:
 
 
 def _column_shares(chip: Chip, table: indexed_rows.Table) -> list[int]:
-    """Return the columns of each core, in blocks of 32 bytes; a rest below one joins the last."""
-    units = max(table.columns // table.block, 1)
-    core_columns = -(-units // chip.cores_of("vector")) * table.block
+    """Return the columns of each core, in blocks of 32 bytes; the last core also gets what remains.
+
+    A remainder of less than a block cannot be a share of its own.
+    """
+    blocks = max(table.columns // table.block, 1)
+    core_columns = -(-blocks // chip.cores_of("vector")) * table.block
     shares = _cut(table.columns, core_columns)
     if len(shares) > 1 and shares[-1] < table.block:
         # 100 columns in blocks of 16 on 4 cores: 32, 32, 32 and 4, which join: 32, 32, 36.
@@ -358,8 +364,8 @@ def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> isa.Laun
         raise ShapeError("indices and classes, one or more", f"{picks}, {classes}", "leave it out")
     cores = chip.cores_of("vector")
     # Whole blocks of 8 indices, and whole blocks of the classes' format.
-    unit = math.lcm(8, BLOCK_BYTES // layout.item_bytes(dtype))
-    unit = unit if picks > 8 else picks
+    rows_in_blocks = math.lcm(8, BLOCK_BYTES // layout.item_bytes(dtype))
+    unit = rows_in_blocks if picks > 8 else picks
     shares = _cut(picks, min(-(-picks // (cores * unit)) * unit, picks))
     shape = picks, classes
     return isa.spread(
@@ -368,6 +374,7 @@ def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> isa.Laun
 
 
 def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, share: isa.Share) -> isa.Program:
+    """Return the program for a core's share of the rows: zeros first, then a one in every row."""
     picks, classes = shape
     count, pitch, cores = share
     job = layout.Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")

@@ -25,6 +25,7 @@ from ascend_lab.operators.kernels.indexed_rows import l2_trip_steps
 from ascend_lab.operators.kernels.tiles import repeat, segments
 
 SCALE_BYTES = 4
+"""Bytes of the fp32 scale of a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,12 @@ def _parts(shape: Rerouting, chip: Chip) -> tuple[isa.Part, ...]:
     for core in range(1, cores):
         # 10 ranks on 4 cores: cores 0 and 1 have 3 ranks, cores 2 and 3 have 2.
         groups.setdefault(isa.ceil_div(shape.ranks - core, cores), []).append(core)
-    parts = [(isa.ceil_div(shape.ranks, cores), [0]), *groups.items()]
-    return tuple(
-        isa.Part(
-            _Writer(shape, chip).program(turns, cores, core_ids[-1]),
-            tuple((("core", core),) for core in core_ids),
-        )
-        for turns, core_ids in parts
-    )
+    parts = []
+    for turns, core_ids in [(isa.ceil_div(shape.ranks, cores), [0]), *groups.items()]:
+        program = _Writer(shape, chip).program(turns, cores, core_ids[-1])
+        bindings = tuple((("core", core),) for core in core_ids)
+        parts.append(isa.Part(program, bindings))
+    return tuple(parts)
 
 
 class _Writer:

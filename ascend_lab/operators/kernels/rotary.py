@@ -23,7 +23,7 @@ from ascend_lab.machine.isa import Affine, Buffer, KernelBuilder, Region, Tile
 from ascend_lab.operators.kernels.tiles import chunks, repeat, segments
 
 SQUARE = 16
-"""Blocks of 32 bytes, and numbers of 2 bytes in each, that a transpose turns."""
+"""Side of the square of 2-byte numbers that `vtranspose` turns: 16 blocks of 32 bytes."""
 BLOCKS = 8
 """Blocks that a repeat takes."""
 MAX_ROWS = 64
@@ -89,11 +89,11 @@ class _Writer:
         """Return the rows and heads of a tile: all heads of many rows, or some of one."""
         stored_bytes = DTYPE_BYTES[self.shape.dtype]
         computed_bytes = DTYPE_BYTES[self.compute]
-        is_cast = self.compute != self.shape.dtype
+        cast_bytes = computed_bytes if self.compute != self.shape.dtype else 0
         # Two slots of cos and sin; the same in fp32 where they are cast.
-        table_bytes = 2 * self.head * (2 * stored_bytes + computed_bytes * is_cast)
+        table_bytes = 2 * self.head * (2 * stored_bytes + cast_bytes)
         # Two slots in and two out; two scratch tiles; x in fp32 where it is cast.
-        head_bytes = self.head * (4 * stored_bytes + 2 * computed_bytes + computed_bytes * is_cast)
+        head_bytes = self.head * (4 * stored_bytes + 2 * computed_bytes + cast_bytes)
         # Behind a tile there is room for whole 16 x 16 squares; its slots begin with blocks.
         room = chip.buffers["UB"] - 8 * SQUARE * BLOCK_BYTES
         heads = min(max(self.shape.heads), chip.max_repeat)
@@ -149,7 +149,7 @@ class _Writer:
             for place, heads in enumerate(self.shape.heads):
                 for head, tile_heads in segments(k, f"head{place}", heads, self.heads):
                     start = (row * heads + head) * self.shape.head_columns
-                    self._turn(place, start, (rows, tile_heads, heads), tables)
+                    self._rotate(place, start, (rows, tile_heads, heads), tables)
             self.angles.free()
         return k.finish()
 
@@ -177,21 +177,22 @@ class _Writer:
 
     def _tables(self, tiles: list[Tile], rows: int) -> list[Memory]:
         """Return cosines and sines as factors; for pairs of neighbours even sines are negated."""
-        ready: list[Memory] = [*tiles]
-        if self.compute != self.shape.dtype:
+        if self.compute == self.shape.dtype:
+            factors: list[Memory] = [*tiles]
+        else:
             for wide, tile in zip(self.wide_tables, tiles, strict=True):
                 self._cast((rows, 1, 1), wide, tile)
-            ready = [*self.wide_tables]
+            factors = [*self.wide_tables]
         if self.shape.neighbours:
             for at, (repeats, lanes) in self.k.runs(rows * self.head, self.lanes):
                 # a cos - b sin in even lanes, b cos + a sin in odd ones: the sines of even lanes
                 # change sign.
                 even = sum(1 << lane for lane in range(0, lanes, 2))
-                piece = ready[1].region(at, (repeats, lanes))
-                self.k.vector("vmuls", piece, piece, scalar=-1.0, mask=even)
-        return ready
+                sines = factors[1].region(at, (repeats, lanes))
+                self.k.vector("vmuls", sines, sines, scalar=-1.0, mask=even)
+        return factors
 
-    def _turn(
+    def _rotate(
         self, place: int, start: Affine, sizes: tuple[int, int, int], tables: list[Memory]
     ) -> None:
         """Load, rotate and store (rows, heads of the tile, heads of a row) of q or k."""
@@ -200,17 +201,13 @@ class _Writer:
         self.loaded.enqueue()
         x: Memory = self.loaded.dequeue()
         out: Memory = self.out.alloc()
-        y = out
-        if self.compute != self.shape.dtype:
-            self._cast(sizes, self.wide_x, x)
-            x = self.wide_x
-            y = self.result
-        if self.shape.neighbours:
-            self._turn_neighbours(sizes, x, y, tables)
+        rotate = self._rotate_neighbours if self.shape.neighbours else self._rotate_halves
+        if self.compute == self.shape.dtype:
+            rotate(sizes, x, out, tables)
         else:
-            self._turn_halves(sizes, x, y, tables)
-        if self.compute != self.shape.dtype:
-            self._cast(sizes, out, y)
+            self._cast(sizes, self.wide_x, x)
+            rotate(sizes, self.wide_x, self.result, tables)
+            self._cast(sizes, out, self.result)
         self.loaded.free()
         self.out.enqueue()
         in_tile, in_memory = self._regions(self.out.dequeue(), self.operands[place], start, sizes)
@@ -218,7 +215,7 @@ class _Writer:
         self.out.free()
 
     # -- arithmetic -------------------------------------------------------------------------------
-    def _turn_halves(
+    def _rotate_halves(
         self, sizes: tuple[int, int, int], x: Memory, y: Memory, tables: list[Memory]
     ) -> None:
         """Rotate the pairs of elements i and i + d / 2 of each head."""
@@ -239,7 +236,7 @@ class _Writer:
                 )
                 self._emit(op, sizes, lanes, (y, position), (y, position), (product, position))
 
-    def _turn_neighbours(
+    def _rotate_neighbours(
         self, sizes: tuple[int, int, int], x: Memory, y: Memory, tables: list[Memory]
     ) -> None:
         """Rotate the pairs 2 i and 2 i + 1 of each head; the sines of even lanes are negated."""
@@ -262,8 +259,9 @@ class _Writer:
         step = DTYPE_BYTES[self.compute] // 2
         area = SQUARE * SQUARE
         squares = isa.ceil_div(count * step, area)
-        if remaining := squares * area // step - count:
-            k.each("vdup", remaining, (x, count), scalar=0.0)
+        numbers_missing = squares * area // step - count
+        if numbers_missing:
+            k.each("vdup", numbers_missing, (x, count), scalar=0.0)
         blocks = (squares, SQUARE, SQUARE)
         lanes = self._in_halves(x).region(0, blocks)
         rows, exchanged = (self._in_halves(memory) for memory in (self.crossed, self.scratch))
@@ -330,15 +328,12 @@ class _Writer:
         turn_step, repeat_step = (1, heads) if by_head else (heads, 1)
         with repeat(self.k, "turn", turns) as turn:
             shape = (repeats, lanes)
-            regions = [
-                memory.region(
-                    turn * (turn_step * self.head) + at, shape, (repeat_step * self.head, 1)
-                )
-                for memory, at in places
-            ]
+            turn_start = turn * (turn_step * self.head)
+            strides = (repeat_step * self.head, 1)
+            regions = [memory.region(turn_start + at, shape, strides) for memory, at in places]
             if table is not None:
-                memory, at = table
+                angles, first_angle = table
                 # One row of a table for all heads of a row: a stride of 0.
                 table_row, table_pitch = (Affine(), self.head) if by_head else (turn * self.head, 0)
-                regions.append(memory.region(table_row + at, shape, (table_pitch, 1)))
+                regions.append(angles.region(table_row + first_angle, shape, (table_pitch, 1)))
             self.k.vector(op, *regions)

@@ -1,13 +1,9 @@
-"""Rows of NC1HWC0 images in UB: their distances, vector instructions over them, and max pooling.
+"""Blocks of rows of NC1HWC0 images in UB, and the vector instructions that run over them.
 
 In NC1HWC0 a block of 32 bytes holds 16 channels of one pixel, so that a repeat takes 8 pixels that
-lie equally far apart. A program loops over planes in blocks of rows. The border around the image
-(zeros, or -inf for a maximum) is written to UB once, and loads do not overwrite it.
-
-The result of a convolution may be pooled on the core before it is stored. The epilogue f comes
-last, on fewer numbers. The result is the same if f is increasing: f(max(x, y)) = max(f(x), f(y)).
-
-    L0C -> UB rows -> largest of each window -> epilogue -> GM
+lie equally far apart. A program loops over planes (a channel block of an image) in blocks of rows.
+The border around the image (zeros, or -inf for a maximum) is written to UB once, and loads do not
+overwrite it. Depthwise convolutions and max pooling are such programs.
 """
 
 import math
@@ -15,54 +11,45 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
-from ascend_lab.errors import CapacityError, UnsupportedError
+from ascend_lab.errors import CapacityError
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import BLOCK_BYTES, Chip
 from ascend_lab.operators.kernels.conv_shape import ConvShape
-from ascend_lab.operators.kernels.conv_windows import Window, divided, pooled_rows, rows_seen
-from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue
-from ascend_lab.operators.kernels.epilogue_emit import (
-    Channels,
-    Piece,
-    Sizes,
-    copy_out,
-    new_finish,
-    write_steps,
-)
-from ascend_lab.operators.kernels.epilogue_plan import channel_blocks, demand_of, plan_of
+from ascend_lab.operators.kernels.conv_windows import rows_seen
 from ascend_lab.operators.kernels.planes import (
     C0,
     PIXELS,
-    Own,
+    PlaneShare,
     RowBlock,
     columns_seen,
     row_blocks,
     walk,
 )
-from ascend_lab.operators.kernels.tiles import Area, Span, repeat, segments
+from ascend_lab.operators.kernels.tiles import repeat
 
 Place = isa.Tile | isa.Buffer
 LEAST = -math.inf
-"""What stands around an image whose largest numbers are sought: no number is smaller."""
+"""Value of the border around an image whose largest numbers are sought: no number is smaller."""
 ReadWritten = tuple[int, int]
-"""Pixels of what is read, and of what is written."""
+"""A distance in pixels where an instruction reads, and the distance where it writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """`turns` instructions, each of `repeats` x `pixels`, that begin at pixel 8 * `column`.
 
-    Further fields are the distances from turn to turn and from repeat to repeat.
+    `turn_pitch` is the distance from instruction to instruction, `repeat_pitch` that from repeat to
+    repeat. 10 rows of 20 columns, a row at a time: 10 turns of 2 repeats of 8 pixels, then 10 turns
+    of 1 repeat of 4.
     """
 
     column: int
     turns: int
-    moves: ReadWritten
+    turn_pitch: ReadWritten
     repeats: int
     pixels: int
-    apart: ReadWritten
+    repeat_pitch: ReadWritten
 
     def cycles(self, chip: Chip) -> int:
         """Return the cycles of instructions with two sources."""
@@ -74,7 +61,11 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The work of one instruction: its first pixels, and a part of a sweep."""
+    """The work of one instruction: some repeats of a sweep.
+
+    `first` are the first pixel that it reads and the first that it writes; pixels that are read lie
+    `step` apart from column to column.
+    """
 
     first: tuple[isa.Affine, isa.Affine]
     repeats: int
@@ -84,20 +75,20 @@ class Run:
     def read(self, tile: isa.Buffer | isa.Tile, tap: int = 0) -> isa.Region:
         """Return the region of `tile` that is read, `tap` pixels further on."""
         sizes = (self.repeats, self.sweep.pixels, C0)
-        strides = (self.sweep.apart[0] * C0, self.step * C0, 1)
+        strides = (self.sweep.repeat_pitch[0] * C0, self.step * C0, 1)
         return tile.region((self.first[0] + tap) * C0, sizes, strides)
 
     def written(self, tile: isa.Buffer | isa.Tile) -> isa.Region:
         """Return the region of `tile` that is written."""
         sizes = (self.repeats, self.sweep.pixels, C0)
-        return tile.region(self.first[1] * C0, sizes, (self.sweep.apart[1] * C0, C0, 1))
+        return tile.region(self.first[1] * C0, sizes, (self.sweep.repeat_pitch[1] * C0, C0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`rows` x `width` pixels to compute, with rows written `written` pixels apart.
+    """`rows` x `width` pixels to compute, with rows written `written_pitch` pixels apart.
 
-    The pixels read lie `read` pixels apart from row to row, and `step` from column to column. An
+    The pixels read lie `read_pitch` apart from row to row, and `step` from column to column. An
     instruction takes one row, or 8 columns of all rows, or, if the distances of rows agree, all
     rows and the gaps between them. The last form comes first among equals: it leaves no gaps for
     later instructions on all pixels.
@@ -105,19 +96,19 @@ class Grid:
 
     rows: int
     width: int
-    read: int
-    written: int
+    read_pitch: int
+    written_pitch: int
     step: int
 
     def _candidates(self) -> Iterator[list[Sweep]]:
         """Yield the sweeps of each way to cover all pixels."""
         full_repeats, last_pixels = divmod(self.width, PIXELS)
-        row_moves = (self.read, self.written)
+        row_moves = (self.read_pitch, self.written_pitch)
         column_moves = (PIXELS * self.step, PIXELS)
         # Rows lie equally far apart where they are read and written: include the gaps.
-        if self.read == self.step * self.written:
+        if self.read_pitch == self.step * self.written_pitch:
             # 10 rows 24 pixels apart, of 20 pixels: 236 pixels are 30 repeats, gaps included.
-            repeats = isa.ceil_div((self.rows - 1) * self.written + self.width, PIXELS)
+            repeats = isa.ceil_div((self.rows - 1) * self.written_pitch + self.width, PIXELS)
             yield _not_empty((0, 1, column_moves, repeats, PIXELS, column_moves))
         # A row at a time: 20 columns are 2 repeats of 8 pixels, and 1 of 4.
         yield _not_empty(
@@ -132,21 +123,26 @@ class Grid:
 
     def best_sweeps(self, chip: Chip) -> tuple[int, list[Sweep]]:
         """Return the fewest cycles of an operation on all pixels, and the sweeps that do it."""
-        timed = (
-            (sum(sweep.cycles(chip) for sweep in sweeps), sweeps) for sweeps in self._candidates()
-        )
-        return min(timed, key=itemgetter(0))
+
+        def cycles(sweeps: list[Sweep]) -> int:
+            return sum(sweep.cycles(chip) for sweep in sweeps)
+
+        best = min(self._candidates(), key=cycles)
+        return cycles(best), best
 
     def runs(self, k: isa.KernelBuilder) -> Iterator[Run]:
         """Yield the work of each instruction of the best sweeps, in loops."""
         for sweep in self.best_sweeps(k.chip)[1]:
-            read = sweep.column * PIXELS * self.step
-            written = sweep.column * PIXELS
+            first_written = sweep.column * PIXELS
+            first_read = first_written * self.step
             with repeat(k, "turn", sweep.turns) as turn:
-                for done, (count, _) in k.runs(sweep.repeats, 1):
+                # An instruction has at most 255 repeats.
+                for repeats_before, (count, _) in k.runs(sweep.repeats, 1):
+                    read = first_read + repeats_before * sweep.repeat_pitch[0]
+                    written = first_written + repeats_before * sweep.repeat_pitch[1]
                     first_pixels = (
-                        turn * sweep.moves[0] + (read + done * sweep.apart[0]),
-                        turn * sweep.moves[1] + (written + done * sweep.apart[1]),
+                        turn * sweep.turn_pitch[0] + read,
+                        turn * sweep.turn_pitch[1] + written,
                     )
                     yield Run(first_pixels, count, sweep, self.step)
 
@@ -170,18 +166,18 @@ class Lines:
     width: int
     folded: bool = False
 
-    def outputs(self, rows: int) -> int:
+    def output_pixels(self, rows: int) -> int:
         """Return the pixels of `rows` rows of results, in whole repeats."""
         return _whole((rows - 1) * self.pitch + self.width)
 
-    def beside(self, shape: ConvShape, rows: int) -> int:
+    def scratch_pixels(self, shape: ConvShape, rows: int) -> int:
         """Return the pixels of the scratch buffer: products, or folded rows."""
-        output_pixels = self.outputs(rows)
         if not self.folded:
-            return output_pixels
-        return max(
-            self.outputs(rows_seen(shape, rows)), (shape.reach[0] - 1) * self.pitch + output_pixels
-        )
+            return self.output_pixels(rows)
+        folded_rows = self.output_pixels(rows_seen(shape, rows))
+        # The last row of windows reads `reach` folded rows, in whole repeats.
+        read_by_windows = (shape.reach[0] - 1) * self.pitch + self.output_pixels(rows)
+        return max(folded_rows, read_by_windows)
 
     def grid(self, shape: ConvShape, rows: int) -> Grid:
         """Return the grid that instructions compute: output rows, or all image rows if `folded`."""
@@ -191,15 +187,19 @@ class Lines:
             return Grid(rows_seen(shape, rows), self.width, line, self.pitch, sw)
         return Grid(rows, self.width, sh * line, self.pitch, sw)
 
-    def seen(self, shape: ConvShape, rows: int) -> int:
+    def image_pixels(self, shape: ConvShape, rows: int) -> int:
         """Return the pixels of the image rows, including those that repeats read past the end."""
         grid = self.grid(shape, rows)
         (down, right) = shape.reach
         # Flat: one instruction runs over all rows and gaps, so it also reads past the last row.
-        flat = grid.read == grid.step * grid.written
-        last_pixel = (right - 1) + (0 if self.folded else (down - 1) * self.line)
-        last_place = (grid.rows - 1) * grid.read + (grid.width - 1) * grid.step
-        last_pixel += (self.outputs(grid.rows) - 1) * grid.step if flat else last_place
+        flat = grid.read_pitch == grid.step * grid.written_pitch
+        # Where the last window begins, and how far it reaches.
+        if flat:
+            last_window = (self.output_pixels(grid.rows) - 1) * grid.step
+        else:
+            last_window = (grid.rows - 1) * grid.read_pitch + (grid.width - 1) * grid.step
+        rows_reached = 0 if self.folded else down - 1
+        last_pixel = last_window + rows_reached * self.line + (right - 1)
         return max(last_pixel + 1, rows_seen(shape, rows) * self.line)
 
 
@@ -221,9 +221,9 @@ def most_rows(
 
     def needed(rows: int) -> int:
         return (
-            2 * lines.seen(shape, rows)
-            + (2 + blocks_per_result) * lines.outputs(rows)
-            + lines.beside(shape, rows)
+            2 * lines.image_pixels(shape, rows)
+            + (2 + blocks_per_result) * lines.output_pixels(rows)
+            + lines.scratch_pixels(shape, rows)
         )
 
     rows = 0
@@ -242,17 +242,17 @@ def most_rows(
 class RowWriter(ABC):
     """Writes the program of a core, from x (N, C1, H, W, C0) to y, in blocks of rows of each plane.
 
-    `around` is the value of the border of the image, `plane` the number of pixels of a plane of y,
-    `beside` a scratch buffer.
+    `border` is the value of the border of the image, `plane` the number of pixels of a plane of y,
+    `scratch` a buffer for products or folded rows.
     """
 
     def __init__(
-        self, name: str, shape: ConvShape, chip: Chip, lines: Lines, rows: int, around: float
+        self, name: str, shape: ConvShape, chip: Chip, lines: Lines, rows: int, border: float
     ) -> None:
         """Declare x, allocate queues for blocks of `rows` output rows."""
         self.shape = shape
         self.lines = lines
-        self.around = around
+        self.border = border
         self.size = rows
         k = self.k = isa.KernelBuilder(name, chip)
         (oh, ow) = shape.out_hw
@@ -260,9 +260,13 @@ class RowWriter(ABC):
         # Pixels of a plane of y; subclasses may pad it.
         self.plane = oh * ow
         self.x = k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0)
-        self.rows = k.queue("rows", "UB", "fp16", lines.seen(shape, rows) * C0, src="MTE2", dst="V")
-        self.results = k.queue("sums", "UB", "fp16", lines.outputs(rows) * C0, src="V", dst="MTE3")
-        self.beside = k.buffer("products", "UB", "fp16", lines.beside(shape, rows) * C0)
+        self.rows = k.queue(
+            "rows", "UB", "fp16", lines.image_pixels(shape, rows) * C0, src="MTE2", dst="V"
+        )
+        self.results = k.queue(
+            "sums", "UB", "fp16", lines.output_pixels(rows) * C0, src="V", dst="MTE3"
+        )
+        self.scratch = k.buffer("products", "UB", "fp16", lines.scratch_pixels(shape, rows) * C0)
 
     @abstractmethod
     def compute(self, x: isa.Tile, results: isa.Tile, block: RowBlock) -> None:
@@ -272,7 +276,7 @@ class RowWriter(ABC):
         """Hold the operands that all planes of a channel block need."""
         return nullcontext()
 
-    def program(self, share: Own) -> isa.Program:
+    def program(self, share: PlaneShare) -> isa.Program:
         """Return the program over planes in blocks of rows; borders are written at the start."""
         buffer = self.rows.buffer
         blocks = self.shape.blocks[0]
@@ -281,10 +285,10 @@ class RowWriter(ABC):
             isa.Tile(buffer, slot) for slot in range(buffer.slots)
         ]
         if self.lines.folded and self.shape.strides[0] == 1:  # read with the gaps between rows
-            tiles.append(self.beside)
+            tiles.append(self.scratch)
         for tile in tiles:
             size = (tile.buffer if isinstance(tile, isa.Tile) else tile).elements
-            self.k.each("vdup", size, (tile, 0), scalar=self.around)
+            self.k.each("vdup", size, (tile, 0), scalar=self.border)
         self.k.barrier()
         for channel, image in walk(self.k, share, self.around_planes):
             for block, turn in row_blocks(self.k, self.shape, share, self.size):
@@ -302,10 +306,10 @@ class RowWriter(ABC):
         row = lines.line * C0
         # Rows of zeros above and below the image, or of -inf for a maximum.
         if block.before:
-            k.each("vdup", block.before * row, (x, 0), scalar=self.around)
+            k.each("vdup", block.before * row, (x, 0), scalar=self.border)
         if block.after:
             first_element = (block.seen - block.after) * row
-            k.each("vdup", block.after * row, (x, first_element), scalar=self.around)
+            k.each("vdup", block.after * row, (x, first_element), scalar=self.border)
         self.compute(x, results, block)
         self.rows.free()
         self.results.enqueue()
@@ -339,7 +343,8 @@ def _rows(tensor: isa.Buffer, start: isa.Affine, rows: int, pixels: int, pitch: 
 def largest_lines(shape: ConvShape) -> Lines:
     """Return the distances of rows for max pooling: output rows as far apart as image rows."""
     pitch = isa.ceil_div(columns_seen(shape)[0], shape.strides[1])
-    # A 3 x 3 window: largest of 3 in a row, then of 3 rows: 4 comparisons instead of 8.
+    # A 3 x 3 window with a stride of 1: the largest of 3 in a row, then of 3 such rows, takes 4
+    # comparisons instead of 8.
     folded = min(shape.r, shape.s) > 1
     return Lines(pitch * shape.strides[1], pitch, shape.out_hw[1], folded)
 
@@ -356,177 +361,11 @@ def fold_largest(
 
     `start` gives the first pixels in `source` and in `target`.
     """
-    for unshifted in grid.runs(k):
-        run = replace(
-            unshifted, first=(unshifted.first[0] + start[0], unshifted.first[1] + start[1])
-        )
+    for run_at_zero in grid.runs(k):
+        read, written = run_at_zero.first
+        run = replace(run_at_zero, first=(read + start[0], written + start[1]))
         total = run.written(target)
         # The first comparison is of two sources, each later one of the result and one source.
         (first_region, *other_regions) = [run.read(source, tap) for tap in taps]
         for number, region in enumerate(other_regions or [first_region]):
             k.vector("vmax", total, total if number else first_region, region)
-
-
-def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
-    """Raise `UnsupportedError` if the core cannot pool the result of the convolution."""
-    pool = shape.pool
-    if pool is None:
-        return
-    plan = plan_of(epilogue or PLAIN, isa.ACCUMULATOR[shape.dtype])
-    kinds = {shape.dtype, plan.tiles[plan.start], shape.out_dtype, (epilogue or PLAIN).out_dtype}
-    needed = {
-        f"cores that bring sums through UB, not {chip.name}": chip.combined,
-        "steps that rise with the sums": epilogue and epilogue.is_increasing,
-        "fp16 all the way": kinds == {"fp16"},
-        "one convolution, image after image": not shape.beside and shape.mixed == 1,
-        "images as it writes them": (pool.n, pool.c, pool.h, pool.w)
-        == (shape.n, shape.k, *shape.out_hw),
-    }
-    for condition, fits in needed.items():
-        if not fits:
-            raise UnsupportedError(
-                f"for pooling on the core {condition}", f"{shape}", "use two kernels"
-            )
-
-
-class Pooled:
-    """Max pooling of tiles of sums before they are stored; a tile has some rows of windows."""
-
-    def __init__(
-        self,
-        k: isa.KernelBuilder,
-        conv: ConvShape,
-        epilogue: Epilogue | None,
-        sizes: Sizes,
-        tile: int,
-    ) -> None:
-        """Allocate; raise `CapacityError` if not even one channel block fits UB."""
-        shape = conv.pool
-        rows = int(pooled_rows(conv, tile))
-        assert shape and epilogue
-        self.k = k
-        self.shape = shape
-        self.lines = largest_lines(shape)
-        self.seen = rows_seen(shape, rows)
-        pixels = rows * shape.out_hw[1]
-        lines = self.lines
-        demand = demand_of(epilogue, k.chip, "fp32")
-        assert demand
-        channel_bytes = (
-            2 * channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n) * demand.block_bytes
-        )
-        # The last repeat of 8 pixels reads and writes beyond the last row.
-        spare_pixels = (PIXELS * shape.strides[1] + shape.s, PIXELS)
-        # The epilogue runs on pooled pixels only: its tile is as high as those.
-        sizes = replace(sizes, tile_m=isa.ceil_div(pixels, isa.FRACTAL))
-        # A channel block in UB: the rows of sums, the folded rows, and the epilogue on the results.
-        column_bytes = self.seen * (lines.line + lines.folded * lines.pitch) * BLOCK_BYTES
-        column_bytes += sizes.tile_m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes
-        room = k.chip.buffers["UB"] - channel_bytes - sum(spare_pixels) * BLOCK_BYTES
-        self.columns = min(sizes.tile_n, room // column_bytes)
-        if not self.columns:
-            needed = f"UB for {self.seen} rows of a block and their windows: {column_bytes} bytes"
-            raise CapacityError(needed, f"{room} on {k.chip.name}", "use a smaller base_m")
-        size = self.columns * self.seen
-        self.x = k.buffer("rows", "UB", "fp16", (size * lines.line + spare_pixels[0]) * C0)
-        size = size * lines.pitch * lines.folded + spare_pixels[1]
-        self.beside = k.buffer("folded", "UB", "fp16", size * C0)
-        finish = new_finish(k, epilogue, "fp32", replace(sizes, taken=k.used_bytes("UB")))
-        assert finish and finish.out
-        self.finish = finish
-        self.out = finish.out
-
-    def begin(self) -> None:
-        """Write the border around the rows, which no tile overwrites."""
-        for buffer in (self.x, *([self.beside] if self.shape.strides[0] == 1 else [])):
-            self.k.each("vdup", buffer.elements, (buffer, 0), scalar=LEAST)
-
-    def drain(
-        self,
-        acc: isa.Queue,
-        y: isa.Buffer,
-        place: tuple[isa.Affine, isa.Affine],
-        tile: tuple[int, int, Window],
-        first_block: isa.Affine,
-        loaded: Channels | None,
-    ) -> None:
-        """Pool a tile (blocks, fractals of each in L0C, windows) and store it at `place` in y.
-
-        `first_block` and the numbers per channel, `loaded`, are as in `epilogue_emit.drain`.
-        """
-        k = self.k
-        (plane, down) = place
-        (blocks, fractals, window) = tile
-        c = acc.dequeue()
-        (oh, pw) = self.shape.out_hw
-        # The tile's first row of windows is its first image row, padding included, divided by the
-        # stride.
-        top_row = window.rows.first - window.rows.before + self.shape.pads[0]
-        row = divided(down + top_row, self.shape.strides[0])
-        area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
-        piece_blocks = min(self.columns, blocks)
-        pieces = (
-            [(isa.Affine(), piece_blocks)]
-            if piece_blocks == blocks
-            else segments(k, "column", blocks, piece_blocks)
-        )
-        for at, count in pieces:
-            self._copy_sums(c, fractals, window, (at, count))
-            if piece_blocks == blocks:
-                acc.free()
-            memories: list[Place] = [self.out.alloc(), *self.finish.scratch]
-            self._fold(memories[self.finish.plan.start], window, count)
-            group = self.finish.channels
-            rates = group.tiles_by_name(loaded.tile) if group and loaded else {}
-            block = first_block + at - loaded.first_block if loaded else at
-            run = window.pixels * C0
-            write_steps(k, self.finish.plan, Piece(memories, {}, rates, block, count, run))
-            copy_out(k, self.out, ((y, area),), run, (at, count))
-        if piece_blocks < blocks:
-            acc.free()
-
-    def _copy_sums(self, c: isa.Tile, fractals: int, window: Window, blocks: Span) -> None:
-        """Copy the rows of some channel blocks from L0C to their places inside the border.
-
-        A block of 16 channels is `fractals` high in L0C.
-        """
-        seen = window.rows
-        (at, count) = blocks
-        (_, zeros_left, columns) = columns_seen(self.shape)
-        line = self.lines.line * C0
-        block_elements = fractals * isa.FRACTAL * isa.FRACTAL
-        sizes = (count, seen.count, columns * C0)
-        start = seen.before * line + zeros_left * C0
-        target = self.x.region(start, sizes, (self.seen * line, line, 1))
-        source = c.region(at * block_elements, sizes, (block_elements, self.shape.w * C0, 1))
-        self.k.copy(target, source, relu=self.finish.plan.relu)
-
-    def _fold(self, to: Place, window: Window, blocks: int) -> None:
-        """Write the maximum of each window of some channel blocks, one plane after the other."""
-        k = self.k
-        shape = self.shape
-        lines = self.lines
-        seen = window.rows
-        pw = self.lines.width
-        line = lines.line
-        (down, across) = shape.strides
-        end = seen.before + seen.count
-        for at, rows in ((0, seen.before), (end, seen.after)):
-            if not rows:
-                continue
-            with repeat(k, "block", blocks) as block:
-                start = (block * self.seen + at) * (line * C0)
-                k.each("vdup", rows * line * C0, (self.x, start), scalar=LEAST)
-        x = self.x
-        taps = [i * line + j for i in range(shape.r) for j in range(shape.s)]
-        if lines.folded:
-            # Blocks lie one behind the other: fold the rows of all of them at once.
-            all_rows = Grid(blocks * self.seen, pw, line, lines.pitch, across)
-            fold_largest(k, all_rows, list(range(shape.s)), x, self.beside)
-            x = self.beside
-            line = lines.pitch
-            across = 1
-            taps = [i * line for i in range(shape.r)]
-        grid = Grid(window.pixels // pw, pw, down * line, pw, across)
-        with repeat(k, "block", blocks) as block:
-            fold_largest(k, grid, taps, x, to, (block * (self.seen * line), block * window.pixels))

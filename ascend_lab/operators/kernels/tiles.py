@@ -152,6 +152,10 @@ def repeat(k: KernelBuilder, name: str, count: int) -> Iterator[Affine]:
         yield index
 
 
+CopyAxes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Sizes of a copy's axes, and their strides in a tile and in a tensor."""
+
+
 class PieceGroup(NamedTuple):
     """Pieces of equal length at equal distances, which one copy moves.
 
@@ -232,27 +236,36 @@ class Area:
         Blocks lie `run` elements apart in the tile. A block of 32 channels in the tile is two
         blocks of 16 in a float tensor.
         """
-        first_element = self.base + at * (self.plane * self.width)
-        half_block = self.plane * FRACTAL
         two_halves = isinstance(tensor, Buffer) and self.width > FRACTAL and tensor.itemsize > 1
         pixel_elements = FRACTAL if two_halves else self.width
+        first_element = self.base + at * (self.plane * self.width)
         for group in self.piece_groups(separate=count > 1):
-            sizes: tuple[int, ...] = (count, group.pixels, self.width)
-            tile_strides: tuple[int, ...] = (run, self.width, 1)
-            tensor_strides: tuple[int, ...] = (self.plane * self.width, self.step * self.width, 1)
-            # There is only one block here: the axis of pieces takes the place of that of blocks.
-            if group.piece_count > 1:
-                sizes = (group.piece_count, *sizes[1:])
-                tile_strides = (group.tile_step * self.width, *tile_strides[1:])
-                tensor_strides = (group.plane_step * self.width, *tensor_strides[1:])
-            # 32 channels of a pixel: 16 in one block of the tensor, 16 in the next.
-            if two_halves:
-                sizes = (count, group.pixels, 2, FRACTAL)
-                tile_strides = (run, self.width, FRACTAL, 1)
-                tensor_strides = (2 * half_block, self.step * FRACTAL, half_block, 1)
+            axes_of = self._two_halves if two_halves else self._axes
+            sizes, tile_strides, tensor_strides = axes_of(group, run, count)
             tensor_start = first_element + group.place * pixel_elements
             tensor_region = tensor.region(tensor_start, sizes, tensor_strides)
             yield tensor_region, tile.region(group.tile_pixel * self.width, sizes, tile_strides)
+
+    def _axes(self, group: PieceGroup, run: int, count: int) -> CopyAxes:
+        """Return the axes of a copy of `count` blocks, or of several pieces of one block."""
+        pixel_step = self.step * self.width
+        if group.piece_count > 1:
+            # There is only one block here: the axis of pieces takes the place of that of blocks.
+            sizes = (group.piece_count, group.pixels, self.width)
+            tile_strides = (group.tile_step * self.width, self.width, 1)
+            return sizes, tile_strides, (group.plane_step * self.width, pixel_step, 1)
+        sizes = (count, group.pixels, self.width)
+        return sizes, (run, self.width, 1), (self.plane * self.width, pixel_step, 1)
+
+    def _two_halves(self, group: PieceGroup, run: int, count: int) -> CopyAxes:
+        """Return the axes of a copy of blocks of 32 channels to or from blocks of 16.
+
+        16 of a pixel's channels lie in one block of the tensor, 16 in the next.
+        """
+        half_block = self.plane * FRACTAL
+        sizes = (count, group.pixels, 2, FRACTAL)
+        tile_strides = (run, self.width, FRACTAL, 1)
+        return sizes, tile_strides, (2 * half_block, self.step * FRACTAL, half_block, 1)
 
 
 def store_area(

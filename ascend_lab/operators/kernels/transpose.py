@@ -30,10 +30,11 @@ from ascend_lab.machine.layout.maps import AddressMap, Dim, merged
 
 METHODS = ("auto", "strided", "blocks")
 BLOCK = 16
-AREA = 256
-"""Side and elements of the block vtranspose turns."""
+"""Side of the square of 2-byte elements that `vtranspose` turns."""
+AREA = BLOCK * BLOCK
+"""Elements of that square: 256, or 512 bytes."""
 TILES_PER_CORE = 4
-"""Tiles a core should have at least, so that loads, turns and stores overlap."""
+"""Tiles a core should have at least, so that loads, transposes and stores overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def maps_phases(
     boxes = layout.copy_boxes(source, target)
     # The largest box is transposed in blocks; the other boxes, at the padding, are small.
     box = max(boxes, key=lambda candidate: candidate.elements)
-    if not (plan := Permutation(box.dims, box.run, (box.source, box.target))).fits(source.dtype):
+    plan = Permutation(box.dims, box.run, (box.source, box.target))
+    if not plan.fits(source.dtype):
         return strided
     elements = source.elements, target.elements
     blocks = replace(block_launch(chip, source.dtype, plan, *elements), name=name)
@@ -206,12 +208,15 @@ def _shares(count: int, step: int, cores: int) -> list[int]:
 # -- one core -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A way to transpose tiles of (b1, a1) units, each `rows` of the source by `columns`.
+    """A way to transpose a tile, which consists of b1 x a1 units.
 
-    `order` lists (count, source rows, source columns) for the counters of a unit as it is loaded,
-    outermost first; empty: the tile is loaded row by row. `scratch_items` counts elements of 2
-    bytes of scratch per element of the tile. It leaves (b1, a1 * columns, rows), row-major: pieces
-    of the transposed rows.
+    A unit is the smallest piece that can be transposed: `rows` rows of the source by `columns`
+    columns, 16 x 16 for elements of 2 bytes. The transposed tile is (b1, a1 * columns, rows),
+    row-major: row a of the result is in b1 pieces, one from each unit.
+
+    order           (count, source rows, source columns) for the counters of a unit as it is
+                    loaded, outermost first; empty: the tile is loaded row by row
+    scratch_items   elements of 2 bytes of scratch per element of the tile
     """
 
     rows: int
@@ -230,7 +235,11 @@ _TURNS = {
     2: Turn(16, 16, ((16, 1, 0), (16, 0, 1)), 0),
     4: Turn(128, 8, ((8, 1, 0), (16, 8, 0), (8, 0, 1)), 2),
 }
-"""By bytes of an element: through fp16, blocks as they are, two rounds over halves of elements."""
+"""Bytes of an element -> how it is transposed.
+
+Bytes are converted to fp16 and back, 2-byte elements are transposed as they are, and 4-byte
+elements in two rounds as pairs of 2-byte halves.
+"""
 
 
 def turn_of(dtype: str) -> Turn:
@@ -240,7 +249,10 @@ def turn_of(dtype: str) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Strip:
-    """`count` tiles of `units` units along one axis from `start`; `skip` elements are done."""
+    """`count` tiles of `units` units along one axis from element `start` on.
+
+    The first `skip` elements are those of the tile before, which has stored them already.
+    """
 
     count: int
     units: int
@@ -249,7 +261,11 @@ class _Strip:
 
 
 def _strips(size: int, unit: int, tile_units: int) -> Iterator[_Strip]:
-    """Yield the tiles of `size` elements: those of `tile_units` units, the units left, the end."""
+    """Yield the tiles of `size` elements.
+
+    They are those of `tile_units` units, then one of the remaining units, then a unit that ends
+    with the last element.
+    """
     # 150 in units of 16 and tiles of 4: 2 tiles of 4 units, 1 of 1 unit, then the unit that begins
     # at 134 and skips the 10 elements that are done.
     units, end = divmod(size, unit)
@@ -292,7 +308,8 @@ class _Writer:
         # The distance of the core's share from the first core's, along the counter.
         place = self.k.param("core", share[2]) * share[1]
         steps = dims[along].source, dims[along].target
-        self.start = [low + place * step for low, step in zip(plan.start, steps, strict=True)]
+        first_source, first_target = plan.start
+        self.start = first_source + place * steps[0], first_target + place * steps[1]
         self.item = DTYPE_BYTES[dtype]
         self.relu = job.relu
         self.names = 0
@@ -349,6 +366,7 @@ class _Writer:
                         )
 
     def _name(self) -> str:
+        """Return a new name for a loop."""
         self.names += 1
         return f"t{self.names}"
 
@@ -357,11 +375,12 @@ class _Writer:
         row = self.plan.row
         column = self.plan.column
         turn = self.turn
-        tile = [(units[0], turn.rows, 0), (units[1], 0, turn.columns), *turn.order]
-        if not turn.order:
-            tile = [(units[0] * turn.rows, 1, 0), (units[1] * turn.columns, 0, 1)]
-        sizes = [count for count, _, _ in tile]
-        strides = [rows * row.source + columns * column.source for _, rows, columns in tile]
+        if turn.order:
+            counters = [(units[0], turn.rows, 0), (units[1], 0, turn.columns), *turn.order]
+        else:
+            counters = [(units[0] * turn.rows, 1, 0), (units[1] * turn.columns, 0, 1)]
+        sizes = [count for count, _, _ in counters]
+        strides = [rows * row.source + columns * column.source for _, rows, columns in counters]
         self.k.copy(self.load.alloc().region(0, sizes), self.x.region(source, sizes, strides))
         self.load.enqueue()
         loaded = self.load.dequeue()
@@ -373,13 +392,13 @@ class _Writer:
         write_turn(loaded, result, units)
         self.load.free()
         self.store.enqueue()
-        # The turned tile is (b1, a, rows): row a of y is in b1 pieces, one from each unit.
+        # The transposed tile is (b1, a, rows): row a of y is in b1 pieces, one from each unit.
         width = units[1] * turn.columns
-        sizes = [width - skip, units[0], turn.rows]
-        strides = [turn.rows, width * turn.rows, 1]
-        tile_rows = self.store.dequeue().region(skip * turn.rows, sizes, strides)
-        steps = (column.target, turn.rows * row.target, row.target)
-        self.k.copy(self.y.region(target + skip * column.target, sizes, steps), tile_rows)
+        y_sizes = [width - skip, units[0], turn.rows]
+        tile_strides = [turn.rows, width * turn.rows, 1]
+        tile_rows = self.store.dequeue().region(skip * turn.rows, y_sizes, tile_strides)
+        y_strides = (column.target, turn.rows * row.target, row.target)
+        self.k.copy(self.y.region(target + skip * column.target, y_sizes, y_strides), tile_rows)
         self.store.free()
 
     # -- three ways to transpose ------------------------------------------------------------------
@@ -397,10 +416,11 @@ class _Writer:
     def _blocks(self, target: Tile | Buffer, source: Tile | Buffer, count: int) -> None:
         """Transpose every 512-byte block of `source` to block i of `target`."""
         with self.k.loop(self._name(), count) as i:
-            turned_block, block = (m.region(i * AREA, (BLOCK, BLOCK)) for m in (target, source))
-            self.k.vector("vtranspose", turned_block, block)
+            block = source.region(i * AREA, (BLOCK, BLOCK))
+            self.k.vector("vtranspose", target.region(i * AREA, (BLOCK, BLOCK)), block)
 
     def _halves(self, loaded: Tile, result: Tile, units: tuple[int, int]) -> None:
+        """Transpose 2-byte elements: a unit is one block."""
         self._blocks(result, loaded, units[0] * units[1])
 
     def _words(self, loaded: Tile, result: Tile, units: tuple[int, int]) -> None:
@@ -429,14 +449,14 @@ class _Writer:
         elements = rows * columns * AREA
         width = columns * BLOCK
         self.k.each("vconv", elements, (wide, 0), (loaded, 0))
-        sizes = (rows, columns, BLOCK, BLOCK)
+        block_sizes = (rows, columns, BLOCK, BLOCK)
         # A block has 16 lines of 16 numbers, each `width` behind the one above.
-        lines = wide.region(0, sizes, (BLOCK * width, BLOCK, width, 1))
-        self.k.copy(blocks.region(0, sizes), lines)
+        lines = wide.region(0, block_sizes, (BLOCK * width, BLOCK, width, 1))
+        self.k.copy(blocks.region(0, block_sizes), lines)
         self._blocks(wide, blocks, rows * columns)
-        sizes = (units[0], width, 2, BLOCK)
+        unit_sizes = (units[0], width, 2, BLOCK)
         strip = width * BLOCK
         # Two blocks one above the other are the 32 rows of a unit: put their lines side by side.
-        pieces = wide.region(0, sizes, (2 * strip, BLOCK, strip, 1))
-        self.k.copy(blocks.region(0, sizes), pieces)
+        pieces = wide.region(0, unit_sizes, (2 * strip, BLOCK, strip, 1))
+        self.k.copy(blocks.region(0, unit_sizes), pieces)
         self.k.each("vconv", elements, (result, 0), (blocks, 0))

@@ -22,6 +22,7 @@ from ascend_lab.plugins import listed
 SLOTS = 8
 """Tiles between a cube core and its vector cores: as many as PTO's rings have in one direction."""
 AREA = isa.FRACTAL * isa.FRACTAL
+"""Elements of a fractal of sums: 16 x 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,10 @@ class VectorTail:
         (m, n) = self.tile
         (rows, cols) = self.grid
         plan = self.plan
-        return isa.Ring("tiles", plan.tiles[plan.start], m * n * AREA, SLOTS, rows * cols, 0, 1)
+        size = m * n * AREA
+        arriving_dtype = plan.tiles[plan.start]
+        cores = rows * cols
+        return isa.Ring("tiles", arriving_dtype, size, SLOTS, cores, ready=0, empty=1)
 
     def core(self, row: isa.Affine, col: isa.Affine) -> isa.Affine:
         """Return the number of an AI core of the grid."""

@@ -4,7 +4,8 @@ dW (k, c r s) = grad (k, pixels) x im2col(x) (pixels, c r s). x and the gradient
 NC1HWC0 and are loaded to L1 as flat planes of pixels with zeros between the lines (`weight_plan`):
 each tap then reads its operand as a shifted view, and load2d transposes the fractals of 16 pixels
 by 16 channels on their way to L0. dW is stored as (C1 r s, K1, 16, 16), FRACTAL_Z. If cores divide
-the pixels of one result, each writes fp32 partial sums, which a second phase adds.
+the pixels of one result, by images or by bands (ranges of output rows), each writes fp32 partial
+sums, which a second phase adds.
 
 `zeros` is a tensor of zeros in GM, from which the padding of the planes is copied: once at the
 start, and again at the first and last rows of an image.
@@ -12,6 +13,7 @@ start, and again at the first and last rows of an image.
 
 from collections.abc import Iterator
 from itertools import groupby, product
+from typing import NamedTuple
 
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
@@ -29,8 +31,20 @@ C0 = 16
 AREA = isa.FRACTAL * C0
 ZEROS = 8192
 """Elements of the tensor of zeros: 512 pixels."""
-Band = tuple[isa.Affine, int, tuple[tuple[int, int], ...]]
-"""Bands before it, the first of its run, rows inside the image for each phase of rows."""
+
+
+class Band(NamedTuple):
+    """A band (range of output rows) in a loop over bands that are alike.
+
+    It is number `turn` of the loop, whose first band is number `first` of the image. For each phase
+    of rows, `rows_inside` are the rows (first, end) of the band that lie inside the image.
+    """
+
+    turn: isa.Affine
+    first: int
+    rows_inside: tuple[tuple[int, int], ...]
+
+
 Sides = tuple[tiles.Span, tiles.Span]
 """Blocks of output and of input channels of a tile of dW."""
 
@@ -85,8 +99,6 @@ class _Writer:
         splits: int,
     ) -> None:
         """Allocate tensors and queues."""
-        (c_all, m_all) = shape.blocks
-        (oh, ow) = shape.out_hw
         dtype = shape.dtype
         m = min(plan.m, shares[0][0])
         c = min(plan.c1, shares[1][0])
@@ -103,15 +115,8 @@ class _Writer:
         x_slot = len(self.phases) * c * self.pixels * C0
         grad_slot = m * grad_plane(shape, plan.stage).pixels * C0
         step = self.step = plans.columns_per_step(chip, plan)
-        # One split: the sums are the result. Several: partial sums in fp32.
-        name, out_dtype = ("y", shape.out_dtype) if splits == 1 else ("partial", sums)
-        column_blocks, row_blocks = tile_blocks(shape)
-        self.x = k.tensor("x", dtype, shape.n * c_all * shape.h * shape.w * C0)
-        self.grad = k.tensor("grad", dtype, shape.n * m_all * oh * ow * C0)
-        self.zeros = k.tensor("zeros", dtype, ZEROS)
-        self.sums = k.tensor(
-            name, out_dtype, splits * column_blocks * shape.taps * row_blocks * AREA
-        )
+        self.result_dtype = shape.out_dtype if splits == 1 else sums
+        self._declare_tensors(splits)
         self.l1 = (
             k.queue("x_l1", "L1", dtype, x_slot, src="MTE2", dst="MTE1"),
             k.queue("g_l1", "L1", dtype, grad_slot, src="MTE2", dst="MTE1"),
@@ -121,7 +126,25 @@ class _Writer:
             k.queue("x_l0", "L0B", dtype, step * plan.depth * AREA, src="MTE1", dst="M"),
         )
         self.acc = tiles.sum_queue(k, "y_l0", sums, m, c * shape.taps)
-        self.out = tiles.out_queue(k, out_dtype, m, c * shape.taps) if chip.combined else None
+        self.out = (
+            tiles.out_queue(k, self.result_dtype, m, c * shape.taps) if chip.combined else None
+        )
+
+    def _declare_tensors(self, splits: int) -> None:
+        """Declare the images, the gradient, zeros, and the result or `splits` partial sums."""
+        k = self.k
+        shape = self.shape
+        dtype = shape.dtype
+        (c_all, m_all) = shape.blocks
+        (oh, ow) = shape.out_hw
+        column_blocks, row_blocks = tile_blocks(shape)
+        self.x = k.tensor("x", dtype, shape.n * c_all * shape.h * shape.w * C0)
+        self.grad = k.tensor("grad", dtype, shape.n * m_all * oh * ow * C0)
+        self.zeros = k.tensor("zeros", dtype, ZEROS)
+        # One split: the sums are the result. Several: partial sums in fp32.
+        name = "y" if splits == 1 else "partial"
+        elements = splits * column_blocks * shape.taps * row_blocks * AREA
+        self.sums = k.tensor(name, self.result_dtype, elements)
 
     def program(self, groups: isa.Share, band: isa.Share, bands: int) -> isa.Program:
         """Return the program: sum each tile of dW in L0C over a band's pixels, and store it."""
@@ -150,9 +173,14 @@ class _Writer:
                 # Partial sums lie one behind another; in each a column of dW is (c1, tap).
                 column = split * (c_all * taps) + (c_base + c_at) * taps
                 rows = m * isa.FRACTAL
-                piece = (0, (m_base + m_at) * isa.FRACTAL, rows)
                 area = tiles.Area(
-                    column * (m_all * AREA), (piece,), c * taps, m_all * isa.FRACTAL, 1, m, rows
+                    base=column * (m_all * AREA),
+                    pieces=((0, (m_base + m_at) * isa.FRACTAL, rows),),
+                    blocks=c * taps,
+                    plane=m_all * isa.FRACTAL,
+                    step=1,
+                    fractals=m,
+                    pixels=rows,
                 )
                 tiles.store_area(k, self.acc, self.out, self.sums, area)
         return k.finish()
@@ -163,13 +191,14 @@ class _Writer:
         count = size + self.rows.reach
 
         def inside(band: int) -> tuple[tuple[int, int], ...]:
-            return tuple(p.inside(band * size, count) for p in self.rows.phases)
+            return tuple(phase.inside(band * size, count) for phase in self.rows.phases)
 
         for rows_inside, run in groupby(range(*band_range), inside):
             # Bands with equally many rows inside the image are one loop.
             members = list(run)
             with tiles.repeat(self.k, "band", len(members)) as turn:
-                yield (turn, members[0], rows_inside), turn + (members[0] - band_range[0])
+                bands_before = turn + (members[0] - band_range[0])
+                yield Band(turn, members[0], rows_inside), bands_before
 
     # -- L1 ---------------------------------------------------------------------------------------
     def _clear(self) -> None:
@@ -182,15 +211,17 @@ class _Writer:
             for number, phase in enumerate(self.phases):
                 # Rows of zeros above and below stay where a stage is a whole image; else each load
                 # writes its own.
-                is_whole_image = stage.rows == shape.out_hw[0]
-                p = self.rows.phases[phase[0]]
-                inside = (p.low, p.high) if is_whole_image else (0, stage.rows + self.rows.reach)
+                if stage.rows == shape.out_hw[0]:
+                    row_phase = self.rows.phases[phase[0]]
+                    inside = (row_phase.low, row_phase.high)
+                else:
+                    inside = (0, stage.rows + self.rows.reach)
                 for gap in image_plane(shape, stage, phase, inside).gaps():
                     start = number * self.blocks * self.pixels
                     self._zero(x, start, (self.blocks, self.pixels), gap)
+            planes = grad.buffer.elements // (plane.pixels * C0)
             for gap in plane.gaps():
-                count = grad.buffer.elements // (plane.pixels * C0)
-                self._zero(grad, 0, (count, plane.pixels), gap)
+                self._zero(grad, 0, (planes, plane.pixels), gap)
 
     def _zero(self, tile: isa.Tile, start: int, planes: tuple[int, int], gap: Gap) -> None:
         """Copy zeros to a gap of each of (count, pitch) planes."""
@@ -216,7 +247,7 @@ class _Writer:
         self.l1[0].enqueue()
         plane = grad_plane(shape, stage)
         (oh, ow) = shape.out_hw
-        row = (band[0] + band[1]) * stage.rows
+        row = (band.turn + band.first) * stage.rows
         # The gradient lies as (image, block, row, column, 16).
         at = ((image * shape.blocks[1] + m_at) * oh + row) * (ow * C0)
         sizes = (m, stage.images, stage.rows, ow * C0)
@@ -241,9 +272,9 @@ class _Writer:
         stage = self.plan.stage
         rows = self.rows
         columns = self.columns
-        p = rows.phases[phase[0]]
-        q = columns.phases[phase[1]]
-        inside = band[2][phase[0]]
+        row_phase = rows.phases[phase[0]]
+        column_phase = columns.phases[phase[1]]
+        inside = band.rows_inside[phase[0]]
         (c_at, c) = channels
         pixels = self.pixels
         plane = image_plane(shape, stage, phase, inside)
@@ -260,9 +291,10 @@ class _Writer:
         if not height or not width:
             return
         # The first entry of the phase that the stage reads, inside the image.
-        entry = band[1] * stage.rows + inside[0] - p.low
-        row = band[0] * (stage.rows * rows.stride) + p.first + entry * rows.stride
-        at = ((image * shape.blocks[0] + c_at) * hw + row * shape.w + q.first) * C0
+        entry = band.first * stage.rows + inside[0] - row_phase.low
+        row = band.turn * (stage.rows * rows.stride) + row_phase.first + entry * rows.stride
+        first_pixel = row * shape.w + column_phase.first
+        at = ((image * shape.blocks[0] + c_at) * hw + first_pixel) * C0
         sizes = (c, stage.images, height, width, C0)
         steps = (rows.stride * shape.w * C0, columns.stride * C0, 1)
         strides_in_memory = (hw * C0, shape.blocks[0] * hw * C0, *steps)
@@ -283,20 +315,20 @@ class _Writer:
         for at, depth in tiles.segments(
             k, "k", plans.fractals_of(self.shape, plan.stage), plan.depth
         ):
-            tile = grad_l0.alloc()
+            grad_tile = grad_l0.alloc()
             with tiles.repeat(k, "block", m) as block:
-                to = tile.region(block * (depth * AREA), (depth, isa.FRACTAL, C0))
-                k.load2d(to, _turned(grad, block * pixels + at * isa.FRACTAL, depth))
+                to = grad_tile.region(block * (depth * AREA), (depth, isa.FRACTAL, C0))
+                k.load2d(to, _transposed(grad, block * pixels + at * isa.FRACTAL, depth))
             grad_l0.enqueue()
             a = grad_l0.dequeue().region(0, (m, depth, isa.FRACTAL, C0))
             # 9 taps of 2 channel blocks are 18 columns of dW; a slot of L0B holds `step` of them.
             for first_view in range(0, len(views), self.step):
                 step_views = views[first_view : first_view + self.step]
-                tile = image_l0.alloc()
+                image_tile = image_l0.alloc()
                 for number, view in enumerate(step_views):
                     steps = (len(step_views) * AREA, C0, 1)
-                    to = tile.region(number * AREA, (depth, isa.FRACTAL, C0), steps)
-                    k.load2d(to, _turned(x, at * isa.FRACTAL + view, depth))
+                    column = image_tile.region(number * AREA, (depth, isa.FRACTAL, C0), steps)
+                    k.load2d(column, _transposed(x, at * isa.FRACTAL + view, depth))
                 image_l0.enqueue()
                 b = image_l0.dequeue().region(0, (depth, len(step_views), isa.FRACTAL, C0))
                 sums = total.region(
@@ -319,6 +351,6 @@ class _Writer:
                 yield plane * self.pixels + down * columns.pitch + right
 
 
-def _turned(tile: isa.Tile, pixel: isa.Affine, depth: int) -> isa.Region:
+def _transposed(tile: isa.Tile, pixel: isa.Affine, depth: int) -> isa.Region:
     """Return fractals of 16 pixels each with channels as rows: load2d transposes them."""
     return tile.region(pixel * C0, (depth, isa.FRACTAL, C0), (AREA, 1, C0))

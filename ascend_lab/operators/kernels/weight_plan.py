@@ -25,7 +25,7 @@ from ascend_lab.operators.kernels.conv_shape import ConvShape, Pair
 SIDES = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
 """Blocks of channels of a tile that are tried."""
 PHASE_CYCLES = 1000
-"""Cycles that a second phase costs before it moves a byte, about: a guess for choosing."""
+"""About how many cycles a second phase costs before it moves a byte (assumed)."""
 
 
 # -- planes of pixels -----------------------------------------------------------------------------
@@ -65,6 +65,7 @@ def axes_of(shape: ConvShape) -> tuple[Axis, Axis]:
 
 
 def _axis(shape: ConvShape, i: int) -> Axis:
+    """Return the rows (i = 0) or the columns (i = 1) of a convolution."""
     outputs = shape.out_hw[i]
     size = (shape.h, shape.w)[i]
     kernel = (shape.r, shape.s)[i]
@@ -152,7 +153,7 @@ class Stage:
 
 
 def fractals_of(shape: ConvShape, stage: Stage) -> int:
-    """Fractals of 16 flat pixels of a stage."""
+    """Return the fractals of 16 flat pixels of a stage."""
     rows, columns = axes_of(shape)
     return isa.ceil_div(((stage.images - 1) * rows.pitch + stage.rows) * columns.pitch, isa.FRACTAL)
 
@@ -237,6 +238,7 @@ def has_plan(shape: ConvShape, chip: Chip) -> bool:
 
 
 def _pixel_bytes(shape: ConvShape) -> int:
+    """Return the bytes of a pixel of one channel block."""
     return isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
 
 
@@ -259,8 +261,10 @@ def _tiles(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
         2 * isa.FRACTAL * _pixel_bytes(shape)
     )
     sum_bytes = isa.FRACTAL * isa.FRACTAL * DTYPE_BYTES[isa.ACCUMULATOR[shape.dtype]] * shape.taps
-    max_blocks = m_all, c_all if shape.groups == 1 else 1
-    for m, c1 in product(*(sorted({min(s, limit) for s in SIDES}) for limit in max_blocks)):
+    max_blocks = (m_all, c_all if shape.groups == 1 else 1)
+    sides_m = sorted({min(side, max_blocks[0]) for side in SIDES})
+    sides_c = sorted({min(side, max_blocks[1]) for side in SIDES})
+    for m, c1 in product(sides_m, sides_c):
         # Sums of a tile: 1024 bytes for each fractal and tap.
         if m * c1 * sum_bytes > chip.buffers["L0C"]:
             continue
@@ -282,6 +286,7 @@ def _sides(shape: ConvShape, tile: WeightPlan) -> tuple[int, int, int, int]:
 
 
 def _grids(cores: int, sides: tuple[int, int, int, int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield grids of cores along the four `sides`; rows and columns divide the number of cores."""
     sizes = [d for d in range(1, cores + 1) if cores % d == 0]
     *tiles, groups, bands = sides
     for rows, columns in product(sizes, sizes):
@@ -294,7 +299,7 @@ def _grids(cores: int, sides: tuple[int, int, int, int]) -> Iterator[tuple[int, 
                 yield rows, columns, images, min(bands, pixel_cores // images)
 
 
-def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
+def _cube_cycles(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
     """Return the cycles of the cube or MTE1 in a stage, whichever is longer."""
     n = tile.c1 * shape.taps
     size = fractals_of(shape, tile.stage)
@@ -315,10 +320,10 @@ def _best_grid(
     and stores. No grid can divide cube and MTE1 better than evenly: if even that time exceeds
     `least_cycles`, the search stops.
     """
-    busy = _busy(shape, chip, tile)
+    cube_cycles = _cube_cycles(shape, chip, tile)
     sides = _sides(shape, tile)
     (c_all, m_all) = tile_blocks(shape)
-    if isa.ceil_div(math.prod(sides), chip.core_count) * busy >= least_cycles:
+    if isa.ceil_div(math.prod(sides), chip.core_count) * cube_cycles >= least_cycles:
         return least_cycles, tile
     # 1024 bytes of fp32 for each fractal, about 64 bytes a cycle.
     stores = tile.m * tile.c1 * shape.taps * 1024 / 64
@@ -326,26 +331,28 @@ def _best_grid(
     oh, ow = shape.out_hw
     pixels = shape.n * (c_all * shape.h * shape.w + shape.blocks[1] * oh * ow)
     path = chip.path("GM", "L1").rate_bytes_per_cycle
+    least_yet = least_cycles
+    best = tile
     for grid in _grids(chip.core_count, sides):
-        tiles, turns = (
-            isa.ceil_div(sides[i], grid[i]) * isa.ceil_div(sides[i + 1], grid[i + 1])
-            for i in (0, 2)
-        )
+        # The busiest core's share along output channels, input channels, images and bands.
+        m_tiles, c_tiles, groups, bands = map(isa.ceil_div, sides, grid)
+        tiles = m_tiles * c_tiles
+        turns = groups * bands
         cores = math.prod(grid)
         miss_share = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded_bytes))
         # Cores share the rates of L2 and of memory.
         l2 = min(path, chip.shared_rate_bytes_per_cycle("L2", cores))
         memory = min(l2, chip.shared_rate_bytes_per_cycle("memory", cores))
         mte2 = loaded_bytes * (miss_share / memory + (1 - miss_share) / l2) + 100
-        total = tiles * (turns * max(busy, mte2) + stores) + mte2
+        total = tiles * (turns * max(cube_cycles, mte2) + stores) + mte2
         # A second phase reads every partial sum and writes the total.
         splits = grid[2] * grid[3]
         if splits > 1:
             total += PHASE_CYCLES + splits * c_all * shape.taps * m_all * 1024 / (40 * cores)
-        if total < least_cycles:
-            least_cycles = total
-            tile = replace(tile, grid=grid)
-    return least_cycles, tile
+        if total < least_yet:
+            least_yet = total
+            best = replace(tile, grid=grid)
+    return least_yet, best
 
 
 def columns_per_step(chip: Chip, plan: WeightPlan) -> int:
@@ -354,7 +361,7 @@ def columns_per_step(chip: Chip, plan: WeightPlan) -> int:
 
 
 def _stage_pixels(shape: ConvShape, plan: WeightPlan) -> int:
-    """Pixels of 16 channels that a stage loads."""
+    """Return the pixels of 16 channels that a stage loads."""
     rows, columns = axes_of(shape)
     width = sum(p.high - p.low for p in columns.phases)
     height = sum(min(p.high - p.low, plan.stage.rows + rows.reach) for p in rows.phases)

@@ -27,11 +27,13 @@ from ascend_lab.operators.kernels.tiles import Area, Fractals, Span, chunks, fee
 from ascend_lab.operators.kernels.vector_tail import AREA, SLOTS
 
 SCALED_IN = {"fp16": "fp16", "bf16": "fp32"}
-"""Format of x -> that of the scales, and of the product with them."""
+"""Format of x -> the format in which weights are multiplied by their scales."""
 ROWS = 8
+"""Most fractals of rows of a tile of sums."""
 COLUMNS = 16
+"""Most fractals of columns of a tile of sums: 8 x 16 of them fill L0C."""
 DEPTHS = (8, 4, 2)
-"""Fractals of a tile of sums, high and wide at most (all of L0C); those of K in a slot, tried."""
+"""Fractals of K in a slot of the ring that are tried, the most first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,8 @@ def _tiling(shape: WeightQuantShape, chip: Chip) -> _Tiling:
     number_bytes = 2 * 2 * tile_columns * FRACTAL * DTYPE_BYTES["fp32"]
     room = (chip.buffers["UB"] - number_bytes) * chip.vector_cores_per_core
     depths_that_fit = [d for d in DEPTHS if d * tile_columns * AREA * element_bytes <= room]
-    return _Tiling(
-        min(ROWS, m1), tile_columns, min(depths_that_fit[0] if depths_that_fit else 1, k1), grid
-    )
+    depth = depths_that_fit[0] if depths_that_fit else 1
+    return _Tiling(min(ROWS, m1), tile_columns, min(depth, k1), grid)
 
 
 def weight_quant_launch(shape: WeightQuantShape, chip: Chip) -> isa.Launch:
@@ -187,11 +188,12 @@ class _Vector:
         if shape.offset:
             self.offset = self.numbers.join("offset_ub", "fp16", elements)
             self.columns[self.offset] = k.tensor("offset", "fp16", self.pitch)
-        self.half: isa.Buffer | None = None
-        self.single: isa.Buffer | None = None
+        # For bf16: weights in fp16, then in fp32.
+        self.halves: isa.Buffer | None = None
+        self.singles: isa.Buffer | None = None
         if scale_dtype == "fp32":
-            self.half = k.buffer("half_ub", "UB", "fp16", size)
-            self.single = k.buffer("single_ub", "UB", "fp32", size)
+            self.halves = k.buffer("half_ub", "UB", "fp16", size)
+            self.singles = k.buffer("single_ub", "UB", "fp32", size)
 
     def program(self) -> isa.Program:
         """Return the program, which converts tiles in the order in which the cube uses them."""
@@ -199,10 +201,10 @@ class _Vector:
         k = self.k
         m, n, max_depth = plan.tile
         for n_at, columns in segments(k, "n", plan.cols[0], n):
-            slot = self.numbers.alloc().slot
+            loaded_slot = self.numbers.alloc().slot
             for place, tensor in self.columns.items():
                 source = tensor.region((self.col + n_at) * FRACTAL, columns * FRACTAL)
-                k.copy(isa.Tile(place, slot).region(0, columns * FRACTAL), source)
+                k.copy(isa.Tile(place, loaded_slot).region(0, columns * FRACTAL), source)
             self.numbers.enqueue()
             slot = self.numbers.dequeue().slot
             # Each tile of rows of x needs all weights again: the cube keeps none.
@@ -227,17 +229,17 @@ class _Vector:
         loaded = self.bytes.dequeue()
         out = self.out.alloc()
         # fp16 results are computed in place; for bf16 the fp16 numbers need a separate buffer.
-        halves = self.half or out
+        halves = self.halves or out
         scale = isa.Tile(self.numbers.buffer, number_slot)
         k.each("vconv", rows * width, (halves, 0), (loaded, 0))
         self.bytes.free()
         if self.offset:
             self._by_column("vadd", halves, isa.Tile(self.offset, number_slot), (rows, width))
         # bf16 has no multiplication: scale in fp32, then round.
-        if self.single:
-            k.each("vconv", rows * width, (self.single, 0), (halves, 0))
-            self._by_column("vmul", self.single, scale, (rows, width))
-            k.each("vconv", rows * width, (out, 0), (self.single, 0))
+        if self.singles:
+            k.each("vconv", rows * width, (self.singles, 0), (halves, 0))
+            self._by_column("vmul", self.singles, scale, (rows, width))
+            k.each("vconv", rows * width, (out, 0), (self.singles, 0))
         else:
             self._by_column("vmul", out, scale, (rows, width))
         self.out.enqueue()
@@ -342,8 +344,15 @@ class _Cube:
             self.x_l1.free()
             self.w_l1.free()
         self.acc.enqueue()
-        piece = 0, m[0] * FRACTAL, m[1] * FRACTAL
-        area = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
+        area = Area(
+            base=n[0] * (m1 * AREA),
+            pieces=((0, m[0] * FRACTAL, m[1] * FRACTAL),),
+            blocks=n[1],
+            plane=m1 * FRACTAL,
+            step=1,
+            fractals=m[1],
+            pixels=m[1] * FRACTAL,
+        )
         assert self.finish is not None
         epilogue_emit.drain(self.finish, self.acc, ((self.y, area),), n[0], channels)
 

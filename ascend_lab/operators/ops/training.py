@@ -21,7 +21,7 @@ from ascend_lab.errors import CapacityError, InputError, ShapeError
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators import dsl as te
-from ascend_lab.operators.kernels.pooling import PoolGradient, pool_gradient_launch
+from ascend_lab.operators.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.operators.kernels.rows import LEAST
 from ascend_lab.operators.ops import conv_gradient, expressions, formats as forms, gradients
 from ascend_lab.operators.ops.expressions import (
