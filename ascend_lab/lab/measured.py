@@ -60,8 +60,8 @@ def refusal_lines(*found: Comparison, most: int = 8) -> list[str]:
     """Return why rows are refused, the commonest reason first, and how many rows it concerns."""
     reasons = Counter(row.refused for one in found for row in one.rows if row.refused)
     lines = [f"{count:4}  {reason[:80]}" for reason, count in reasons.most_common(most)]
-    rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(most))
-    return [*lines, *([f"{rest:4}  other reasons"] if rest else [])]
+    other_count = sum(reasons.values()) - sum(count for _, count in reasons.most_common(most))
+    return [*lines, *([f"{other_count:4}  other reasons"] if other_count else [])]
 
 
 def marked(found: Comparison, cases: Sequence[str] = tuple(GAVE_A_NUMBER)) -> list[str]:

@@ -75,10 +75,13 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
         needed = f"a memory of {chip.name}"
         remedy = f"use one of {', '.join(spaces)}"
         raise PathError(needed, min(unknown), remedy)
-    for inside in range(len(spaces) - 1):
-        ways = [list(pairwise((src, *way, dst))) for way in permutations(spaces, inside)]
-        legal = [way for way in ways if set(way) <= set(chip.paths)]
-        chains = [[move_over(chip, hop, size_bytes) for hop in way] for way in legal]
+    for length in range(len(spaces) - 1):
+        ways = [
+            list(pairwise((src, *spaces_between, dst)))
+            for spaces_between in permutations(spaces, length)
+        ]
+        legal_chains = [way for way in ways if set(way) <= set(chip.paths)]
+        chains = [[move_over(chip, hop, size_bytes) for hop in way] for way in legal_chains]
         if chains:
             return min(chains, key=lambda chain: sum(m.occupied_cycles for m in chain))
     raise PathError(f"a chain of paths {src}->{dst} on {chip.name}", "none", "choose other buffers")
@@ -135,14 +138,14 @@ def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> No
     row = top - 5.0
     arrow = {"arrowstyle": "-|>", "color": st.INK}
     ax.annotate("", (28, row + 2), (24.5, row + 2), arrowprops=arrow, zorder=2)
-    used = {path.pipe for path in chip.paths.values() if path.unit == unit}
-    used |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
-    fed = [pipe for pipe in st.PIPE_STYLE if pipe in used]
-    queues = [(pipe, 28 + 8.6 * i, 8, pipe, 2) for i, pipe in enumerate(fed)]
-    for pipe, x, width, text, up in (("S", 15.5, 9, "scalar S", 1.9), *queues):
+    unit_pipes = {path.pipe for path in chip.paths.values() if path.unit == unit}
+    unit_pipes |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
+    pipes = [pipe for pipe in st.PIPE_STYLE if pipe in unit_pipes]
+    queues = [(pipe, 28 + 8.6 * i, 8, pipe, 2) for i, pipe in enumerate(pipes)]
+    for pipe, x, width, text, text_height in (("S", 15.5, 9, "scalar S", 1.9), *queues):
         look = st.PIPE_STYLE[pipe]
         st.box(ax, x, row, width, 4, zorder=3, **look.patch_args())
-        st.put(ax, x + width / 2, row + up, text, zorder=4, **look.text_args())
+        st.put(ax, x + width / 2, row + text_height, text, zorder=4, **look.text_args())
     kind = {"core": "cores", "cube": "cube cores", "vector": "vector cores"}[unit]
     count = chip.cores_of(unit)
     ax.text(98.5, row + 2, f"{count} {kind}", ha="right", va="center", fontsize=8)
@@ -187,8 +190,8 @@ def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> s
         kind = "cube and vector in one core" if chip.combined else "cube and vector in split cores"
         ax.set_title(f"{chip.name}: {kind}, {chip.clock_hz / 1e9:g} GHz", loc="left")
         _draw_core(ax, chip)
-        ways = chip.paths.items()
-        paths = ", ".join(f"{a} to {b} {p.pipe} {p.rate_bytes_per_cycle:g}" for (a, b), p in ways)
+        hops = chip.paths.items()
+        paths = ", ".join(f"{a} to {b} {p.pipe} {p.rate_bytes_per_cycle:g}" for (a, b), p in hops)
         texts.append(f"{chip.name} has {kind} and {len(chip.paths)} paths: {paths}.")
     return st.finish(fig, alt="Paths with pipe and bytes per cycle. " + " ".join(texts))
 
@@ -210,8 +213,8 @@ def fig_core_path(
     for move in moves:
         sum_text = f"{move.startup_cycles} + {size_kib * KIB:,} / {move.rate_bytes_per_cycle:g}"
         line = f"{move.pipe} {move.hop[0]} to {move.hop[1]}: {sum_text} = {move.occupied_cycles:,}"
-        late = f", visible {move.latency_cycles} later" if move.latency_cycles else ""
-        lines.append(f"{line} cycles{late}")
+        delay_text = f", visible {move.latency_cycles} later" if move.latency_cycles else ""
+        lines.append(f"{line} cycles{delay_text}")
     fig, ax = st.new_figure(height_in=4.0 + 0.16 * len(moves))
     fig.suptitle(lines[0], x=0.01, ha="left", fontweight="bold", fontsize=9)
     ax.set_title("\n".join(lines[1:]), loc="left", fontweight="normal")
@@ -242,8 +245,8 @@ def fig_sharing(
         ends = (
             f"{rates[0]:.0f} bytes per cycle with {cores[0]} core, {rates[-1]:.0f} with {cores[-1]}"
         )
-        law = min(cores[-1] * port, shared)
-        facts.append(f"{label}: {ends}, where the formula gives {law:.0f}")
+        formula_rate = min(cores[-1] * port, shared)
+        facts.append(f"{label}: {ends}, where the formula gives {formula_rate:.0f}")
     ax.set(xlabel="cores that read at once", ylabel="bytes per cycle, all cores")
     ax.set(xlim=(0, max(cores) + 1), ylim=(0, None))
     ax.grid(axis="y")
@@ -261,24 +264,26 @@ def fig_working_set(
     chip = runs[0].chip
     fig, (upper, lower) = st.new_figure(nrows=2, height_in=3.6, sharex=True)
     # 2 side^2 bytes of weights and 2 x 2 strip_rows side bytes of strips fill L2.
-    edge = math.sqrt(chip.l2.size_bytes / 2 + strip_rows**2) - strip_rows
-    traffic = [run.memory_bytes / 1e6 for run in runs]
-    asked = [run.path_bytes["GM", "L1"] / 1e6 for run in runs]
-    share = [100 * run.peak_share for run in runs]
+    full_side = math.sqrt(chip.l2.size_bytes / 2 + strip_rows**2) - strip_rows
+    memory_mb = [run.memory_bytes / 1e6 for run in runs]
+    requested_mb = [run.path_bytes["GM", "L1"] / 1e6 for run in runs]
+    peak_percent = [100 * run.peak_share for run in runs]
     look = {"markeredgecolor": st.INK, "markeredgewidth": 0.6}
-    upper.plot(sides, asked, "s--", color=st.BLUE, label="asked for by the cores", **look)
-    upper.plot(sides, traffic, "o-", color=st.INK, label="moved by memory", **look)
+    upper.plot(sides, requested_mb, "s--", color=st.BLUE, label="asked for by the cores", **look)
+    upper.plot(sides, memory_mb, "o-", color=st.INK, label="moved by memory", **look)
     upper.set_ylabel("MB")
     upper.legend(loc="upper left")
-    lower.plot(sides, share, "o-", color=st.VERMILLION, **look)
+    lower.plot(sides, peak_percent, "o-", color=st.VERMILLION, **look)
     lower.set(ylabel="% of cube peak", xlabel="side of the square weight matrix", ylim=(0, 100))
     for ax in (upper, lower):
-        ax.axvline(edge, color=st.INK, linestyle=":", linewidth=1.2)
+        ax.axvline(full_side, color=st.INK, linestyle=":", linewidth=1.2)
         ax.grid(axis="y")
-    lower.text(edge, 4, "weights and strips fill L2 ", ha="right", va="bottom", fontsize=8)
-    rows = zip(sides, traffic, asked, share, strict=True)
-    each = (f"{n}: {t:.0f} MB of {a:.0f} MB asked for, {s:.0f} % of peak" for n, t, a, s in rows)
-    points = "; ".join(each)
+    lower.text(full_side, 4, "weights and strips fill L2 ", ha="right", va="bottom", fontsize=8)
+    rows = zip(sides, memory_mb, requested_mb, peak_percent, strict=True)
+    sentences = (
+        f"{n}: {t:.0f} MB of {a:.0f} MB asked for, {s:.0f} % of peak" for n, t, a, s in rows
+    )
+    points = "; ".join(sentences)
     return st.finish(fig, alt=f"Weight side on {chip.name}, memory traffic and speed: {points}.")
 
 
@@ -291,9 +296,9 @@ def fig_energy(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     facts = []
     for row, (name, run) in enumerate(timelines.items()):
         parts = rf.energy_parts(run)
-        whole = st.stack(ax, row, zip(parts.values(), looks, strict=True))
-        told = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
-        facts.append(f"{name} {whole:.2f} pJ per MAC ({told})")
+        total_pj = st.stack(ax, row, zip(parts.values(), looks, strict=True))
+        summary = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
+        facts.append(f"{name} {total_pj:.2f} pJ per MAC ({summary})")
     st.name_rows(ax, timelines)
     ax.set_xlabel("pJ per multiply-accumulate")
     if timelines:

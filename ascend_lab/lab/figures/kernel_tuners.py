@@ -51,8 +51,8 @@ def fig_dials(rows: int, columns: int, answers: Mapping[str, Any]) -> st.LabFigu
         ax.annotate("", (x + 0.32, 0.5), (x + 0.03, 1 / counts[0] / 2), arrowprops=look)
     ax.set(xlim=(-0.1, 3.8), ylim=(1.05, -0.5), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
-    said = "; ".join(text.replace("\n", ", ") for text in says)
-    return st.finish(fig, alt=f"Three rectangles, each the dark part of the last: {said}.")
+    summary = "; ".join(text.replace("\n", ", ") for text in says)
+    return st.finish(fig, alt=f"Three rectangles, each the dark part of the last: {summary}.")
 
 
 def fig_toy_tree(
@@ -83,9 +83,11 @@ def fig_toy_tree(
         st.put(ax, x, y, label, bbox=box, **look)
     ax.set(xlim=(-0.6, len(costs) - 0.4), ylim=(-0.45, 2.35), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
-    said = ", ".join(f"{'-'.join(map(str, p))} {c:g}" for p, c in costs.items())
+    summary = ", ".join(f"{'-'.join(map(str, p))} {c:g}" for p, c in costs.items())
     seen = ", ".join(f"{'-'.join(map(str, p)) or 'root'} {n}" for p, n in visits.items() if n)
-    return st.finish(fig, alt=f"A tree of two decisions. Costs of leaves: {said}. Visits: {seen}.")
+    return st.finish(
+        fig, alt=f"A tree of two decisions. Costs of leaves: {summary}. Visits: {seen}."
+    )
 
 
 def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.LabFigure:
@@ -115,9 +117,11 @@ def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.La
     ax.xaxis.tick_top()
     st.bare(ax)
     first = [(point[0], node) for point, node in tree.items() if len(point) == 1]
-    said = "; ".join(f"{name} {n.visits} visits, best {n.best:,.0f}" for name, n in first)
+    summary = "; ".join(f"{name} {n.visits} visits, best {n.best:,.0f}" for name, n in first)
     path = ", ".join(f"{names[i - 1]} {best[i - 1]}" for i in levels[1:])
-    text = f"{root.visits} visits, best {root.best:,.0f}. First decision: {said}. Best path: {path}"
+    text = (
+        f"{root.visits} visits, best {root.best:,.0f}. First decision: {summary}. Best path: {path}"
+    )
     return st.finish(fig, alt=f"The tree of a search: {text}.")
 
 
@@ -177,8 +181,8 @@ def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
         gantt.draw_gantt(ax, line, critical=True, numbers=False)
         ax.set(xlim=(0, last), title=f"{name}: {line.cycles:,} cycles")
     gantt.gantt_legend(fig, timelines.values())
-    said = " ".join(f"{name}: {gantt.describe(line)}" for name, line in timelines.items())
-    return st.finish(fig, alt=f"Gantt charts. {said}")
+    summary = " ".join(f"{name}: {gantt.describe(line)}" for name, line in timelines.items())
+    return st.finish(fig, alt=f"Gantt charts. {summary}")
 
 
 # -- the cube tuner --------------------------------------------------------------------------------
@@ -216,8 +220,8 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     ax.set_yticks([i + 0.45 for i in range(len(rows))], [str(m) for m in rows])
     st.bare(ax)
     named = {tile: "does not fit" if c is None else f"{c:,}" for tile, c in cycles.items()}
-    said = ", ".join(f"{m}x{n} {cost}" for (m, n), cost in named.items())
-    return st.finish(fig, alt=f"Cycles by tile m x n: {said}. The best is {best[0]}x{best[1]}.")
+    summary = ", ".join(f"{m}x{n} {cost}" for (m, n), cost in named.items())
+    return st.finish(fig, alt=f"Cycles by tile m x n: {summary}. The best is {best[0]}x{best[1]}.")
 
 
 def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -> st.LabFigure:
@@ -244,8 +248,8 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
     st.bare(ax)
     ends = zip(space.names, mixed, child, strict=True)
     repaired = [f"{name} from {a} to {b}" for name, a, b in ends if a != b]
-    said = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values, _ in lines)
-    return st.finish(fig, alt=f"{said}. Repaired: {', '.join(repaired) or 'nothing'}.")
+    summary = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values, _ in lines)
+    return st.finish(fig, alt=f"{summary}. Repaired: {', '.join(repaired) or 'nothing'}.")
 
 
 def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st.LabFigure:
@@ -260,7 +264,7 @@ def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st
     fig.clear()
     grid = fig.add_gridspec(2, 3, height_ratios=(1.0, 1.15))
     least = float(costs.min())
-    told = []
+    alt_parts = []
     for i, number in enumerate((0, len(log) // 3, len(log) - 1)):
         ax = fig.add_subplot(grid[0, i])
         people = log[number]
@@ -269,11 +273,11 @@ def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st
         best = people[0][0] / least
         median = float(np.median([c for c, _ in people])) / least
         count = f"{len({p for _, p in people})} different points"
-        told.append(f"generation {number}: best {best:.3f}, median {median:.2f}, {count}")
+        alt_parts.append(f"generation {number}: best {best:.3f}, median {median:.2f}, {count}")
     _draw_cloud(fig.add_subplot(grid[1, :]), costs, log, least)
-    said = "; ".join(told)
+    summary = "; ".join(alt_parts)
     marks = ", ".join(f"{name} {np.quantile(costs, s) / least:.2f}" for s, name in SHARES)
-    alt = f"Costs relative to the best of {len(costs):,} tilings. {said}. Cheapest shares of the"
+    alt = f"Costs relative to the best of {len(costs):,} tilings. {summary}. Cheapest shares of the"
     return st.finish(fig, alt=f"{alt} space end at: {marks}.")
 
 
@@ -348,7 +352,7 @@ def fig_anytime(
     `lines` are levels to mark.
     """
     fig, ax = st.new_figure(height_in=2.9)
-    said = []
+    alt_parts = []
     colours = (st.BLUE, st.VERMILLION, st.PURPLE, st.GREEN, st.ORANGE)
     dashes = ("-", "--", "-.", ":", "-")
     for (name, rows), colour, dash in zip(curves.items(), colours, dashes, strict=False):
@@ -357,15 +361,15 @@ def fig_anytime(
         ax.plot(x, middle, color=colour, ls=dash, label=name)
         ax.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
         at = [i for i in (49, 99, 199) if i < len(x)] or [len(x) - 1]
-        said.append(f"{name} {', '.join(f'{middle[i]:.3f} after {i + 1}' for i in at)}")
+        alt_parts.append(f"{name} {', '.join(f'{middle[i]:.3f} after {i + 1}' for i in at)}")
     for name, level in (lines or {}).items():
         ax.axhline(level, color=st.GREY, lw=1, ls=(0, (3, 2)))
         ax.text(1.01 * ax.get_xlim()[1], level, name, va="center", fontsize=8)
-        said.append(f"{name} at {level:.3f}")
+        alt_parts.append(f"{name} at {level:.3f}")
     ax.set_yscale("log")
     top = float(max(np.quantile(rows[:, 9 % rows.shape[1]], 0.75) for rows in curves.values()))
     ax.set(xlabel="trials", ylabel="best so far / best of all", ylim=(0.98, max(top, 1.1)))
     st.numbered(ax.yaxis, [t for t in (1, 1.05, 1.1, 1.2, 1.5, 2, 3) if t < max(top, 1.1)])
     ax.legend(loc="upper right")
     count = len(next(iter(curves.values())))
-    return st.finish(fig, alt=f"Medians over {count} seeds, best so far: {'; '.join(said)}.")
+    return st.finish(fig, alt=f"Medians over {count} seeds, best so far: {'; '.join(alt_parts)}.")

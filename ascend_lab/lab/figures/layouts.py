@@ -66,7 +66,7 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
     small = all(layout.elements <= SMALL for layout in maps.values())
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=3.6 if small else 4.6)
     top = max(layout.elements for layout in maps.values()) - 1
-    said = []
+    alt_parts = []
     image = None
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=False):
         image = _colour(ax, layout, top)
@@ -84,14 +84,14 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
             _number_fractals(ax, layout)
         second = element_at(layout, 1)
         last = address(layout, (0, layout.shape[1] - 1))
-        said.append(f"{name}: address 1 holds {second}, the end of row 0 has address {last}")
+        alt_parts.append(f"{name}: address 1 holds {second}, the end of row 0 has address {last}")
     for ax in axes.flat[len(maps) :]:
         ax.axis("off")
     if image is not None and top >= SMALL:
         fig.colorbar(image, ax=axes, label="address in elements", shrink=0.7, aspect=30)
     shape = next(iter(maps.values())).shape
     alt = f"A matrix of {shape[0]} x {shape[1]} coloured by address. "
-    return st.finish(fig, alt=alt + "; ".join(said) + ".")
+    return st.finish(fig, alt=alt + "; ".join(alt_parts) + ".")
 
 
 def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabFigure:
@@ -102,7 +102,7 @@ def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabF
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=4.9)
     padded = np.array([layout.padded_shape for layout in maps.values()]).max(axis=0)
     look = {"facecolor": st.LIGHT, "edgecolor": st.GREY, "hatch": "////", "linewidth": 0.0}
-    said = []
+    alt_parts = []
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=True):
         _colour(ax, layout, layout.elements - 1)
         height, width = layout.padded_shape
@@ -115,17 +115,17 @@ def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabF
         ax.set(xlim=(-0.5, padded[1] - 0.5), ylim=(padded[0] - 0.5, -0.5))
         text = f"{name}: address {place:,}, {100 * layout.padded_share:.0f} % padding"
         ax.set_title(text)
-        said.append(text)
+        alt_parts.append(text)
     fig.suptitle(f"element ({row}, {column}) of {rows} x {columns} in {dtype}")
     alt = f"Element ({row}, {column}) of a {rows} x {columns} matrix in {dtype}. "
-    return st.finish(fig, alt=alt + "; ".join(said) + ".")
+    return st.finish(fig, alt=alt + "; ".join(alt_parts) + ".")
 
 
 def fig_padding(most: int = 96) -> st.LabFigure:
     """Draw which share of NC1HWC0 is padding, against the number of channels."""
     fig, ax = st.new_figure(height_in=2.7)
     channels = np.arange(1, most + 1)
-    said = []
+    alt_parts = []
     for dtype, colour, style in (("fp16", st.BLUE, "-"), ("int8", st.VERMILLION, "--")):
         shares = [padded_share(int(c), dtype) for c in channels]
         ax.plot(channels, shares, color=colour, linestyle=style, label=dtype)
@@ -133,12 +133,14 @@ def fig_padding(most: int = 96) -> st.LabFigure:
         ax.plot([3, 9], [shares[2]] * 2, color=colour, linestyle="-", linewidth=0.7)
         ax.text(9.5, shares[2], f"3 channels, {dtype}: {100 * shares[2]:.0f} %", va="center")
         none = f"none with {channels[shares.index(0)]} and multiples"
-        said.append(f"{dtype}: {100 * shares[2]:.0f} % with 3 channels, {none}")
+        alt_parts.append(f"{dtype}: {100 * shares[2]:.0f} % with 3 channels, {none}")
     ax.set(xlim=(0, most + 1), ylim=(0, 1), xlabel="channels", ylabel="padding")
     ax.set_xticks(range(0, most + 1, 16))
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
     ax.legend(loc="upper right")
-    return st.finish(fig, alt="Share of padding in NC1HWC0, saw teeth. " + "; ".join(said) + ".")
+    return st.finish(
+        fig, alt="Share of padding in NC1HWC0, saw teeth. " + "; ".join(alt_parts) + "."
+    )
 
 
 def padded_share(channels: int, dtype: str) -> float:
@@ -317,7 +319,7 @@ def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
 def fig_stored(shape: ConvShape, chip: Chip) -> st.LabFigure:
     """Draw bytes of device memory and time with the matrix stored and not, per kernel side."""
     fig, (left, right) = st.new_figure(1, 2, 2.9)
-    said = []
+    alt_parts = []
     kernels = (1, 3, 5, 7)
     for x, side in enumerate(kernels):
         own = replace(shape, r=side, s=side, pad=side // 2)
@@ -335,13 +337,15 @@ def fig_stored(shape: ConvShape, chip: Chip) -> st.LabFigure:
         ratio = stored.cycles / formed.cycles
         right.text(x - 0.2, sum(times[:2]), f"{ratio:.1f}x", ha="center", va="bottom")
         bytes_said = f"{sum(moved[:2]):.1f} against {moved[2]:.1f} MB"
-        said.append(f"{side}x{side}: {bytes_said}, {ratio:.1f} times the cycles")
+        alt_parts.append(f"{side}x{side}: {bytes_said}, {ratio:.1f} times the cycles")
     for ax, word in ((left, "device memory, MB"), (right, "time, us")):
         ax.set_xticks(range(len(kernels)), [f"{k}x{k}" for k in kernels])
         ax.set(xlabel="kernel", ylabel=word)
     words = ("write the matrix", "multiply the stored matrix", "never store it")
     st.key(left, dict(zip(words, WAYS, strict=True)), loc="upper left")
-    return st.finish(fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(said) + ".")
+    return st.finish(
+        fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(alt_parts) + "."
+    )
 
 
 def _timed(shape: ConvShape, chip: Chip) -> Any:
@@ -354,7 +358,7 @@ def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.L
     `series` maps the name of a knob to its values and their layers; every marker is a program.
     """
     fig, axes = st.new_figure(2, len(series), 3.6, sharex=False)
-    said = []
+    alt_parts = []
     for column, (knob, shapes) in enumerate(series.items()):
         share = []
         dense = []
@@ -370,14 +374,14 @@ def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.L
             ax.set_xticks(list(ticks), [str(v) for v in shapes])
         axes[1, column].set_xlabel(knob)
         shares, each = (", ".join(f"{x:.0f}" for x in values) for values in (share, dense))
-        told = f"{shares} % of peak, {each} operations a byte"
-        said.append(f"{knob} {', '.join(map(str, shapes))}: {told}")
+        summary = f"{shares} % of peak, {each} operations a byte"
+        alt_parts.append(f"{knob} {', '.join(map(str, shapes))}: {summary}")
     for row, word, top in ((0, "% of cube peak", 100), (1, "ops / byte into L1", None)):
         high = top or 1.08 * max(line.get_ydata().max() for ax in axes[1] for line in ax.lines)
         for column, ax in enumerate(axes[row]):
             ax.set_ylim(0, high)
             ax.set_yticklabels([]) if column else ax.set_ylabel(word)
-    return st.finish(fig, alt=f"On {chip.name}. " + "; ".join(said) + ".")
+    return st.finish(fig, alt=f"On {chip.name}. " + "; ".join(alt_parts) + ".")
 
 
 def fig_groups(shape: ConvShape, chip: Chip) -> st.LabFigure:

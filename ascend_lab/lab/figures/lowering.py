@@ -104,7 +104,7 @@ def fig_addresses(
     program = residual_sum(4 * tile, tile, slots, chip, inputs)
     size = load_chip(chip).buffers["UB"]
     fig, ax = st.new_figure(height_in=1.5)
-    told = []
+    alt_parts = []
     used = 0
     for number, buffer in enumerate(b for b in program.buffers if b.space == "UB"):
         for slot in range(buffer.slots):
@@ -115,10 +115,14 @@ def fig_addresses(
             middle = (low + buffer.slot_bytes / 2) / KIB
             st.put(ax, middle, 0.5, f"{buffer.name}\nslot {slot}", bbox=paper)
             used = max(used, low + buffer.slot_bytes)
-        told.append(f"{buffer.name} at {buffer.address:,}, {buffer.slots} x {buffer.slot_bytes:,}")
+        alt_parts.append(
+            f"{buffer.name} at {buffer.address:,}, {buffer.slots} x {buffer.slot_bytes:,}"
+        )
     ax.set(xlim=(0, size / KIB), ylim=(0, 1), yticks=[], xlabel=f"address in UB of {chip} (KiB)")
     ax.set(title=f"tiles of {tile:,}: {used:,} of {size:,} bytes, {used / size:.0%}")
-    return st.finish(fig, alt=f"UB of {chip}, {size:,} bytes: {'; '.join(told)}; {used:,} in use.")
+    return st.finish(
+        fig, alt=f"UB of {chip}, {size:,} bytes: {'; '.join(alt_parts)}; {used:,} in use."
+    )
 
 
 # -- flags ----------------------------------------------------------------------------------------
@@ -145,7 +149,7 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
         st.box(ax, x - 0.33, y - 0.4, 0.66, 0.8, **look.patch_args())
         name = "" if i.dst is None else i.dst.buffer.name
         st.put(ax, x, y, f"{i.op.removeprefix('data_')} {name}", **look.text_args())
-    told = []
+    alt_parts = []
     bottom = len(turn) - 0.3
     for (op, event), (x, y) in places.items():
         if op != "set_flag" or ("wait_flag", event) not in places:
@@ -157,12 +161,12 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
         else:
             _arrow(ax, (x + side, y), (x + side * 1.3, bottom), "--", st.VERMILLION)
             _arrow(ax, (to_x - side * 1.3, -0.7), (to_x - side, to_y), "--", st.VERMILLION)
-        told.append(f"{event} {'in the same turn' if to_y > y else 'in a later turn'}")
+        alt_parts.append(f"{event} {'in the same turn' if to_y > y else 'in a later turn'}")
     ax.set(xlim=(-0.6, len(pipes) - 0.4), ylim=(bottom, -0.8), yticks=[])
     ax.set_xticks(range(len(pipes)), pipes)
     ax.xaxis.tick_top()
     st.bare(ax)
-    alt = f"One turn of {program.name} on {', '.join(pipes)}. From set to wait: {'; '.join(told)}."
+    alt = f"One turn of {program.name} on {', '.join(pipes)}. From set to wait: {'; '.join(alt_parts)}."
     return st.finish(fig, alt=alt)
 
 
@@ -190,7 +194,7 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
     sides = {"the rule": layout.assign_layouts(graph), "the fewest bytes": choices.cheapest(graph)}
     rows = max(len(side.nodes) for side in sides.values())
     fig, axes = st.new_figure(ncols=2, height_in=0.9 + 0.26 * rows)
-    told = []
+    alt_parts = []
     for ax, (title, side) in zip(st.panels(axes), sides.items(), strict=True):
         for y, node in enumerate(side.nodes):
             kind = side.types[node.output]
@@ -202,11 +206,11 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
         count = sum(node.op == "trans_data" for node in side.nodes)
         ax.set(xlim=(0, 1), ylim=(rows - 0.4, -0.6), xticks=[], yticks=[])
         ax.set_title(f"{title}: {moved / KIB:,.0f} KiB converted")
-        told.append(f"{title}: {count} conversions that move {moved:,} bytes")
+        alt_parts.append(f"{title}: {count} conversions that move {moved:,} bytes")
     used = {n.layout for side in sides.values() for n in side.types.values()} | {"trans_data"}
     looks = {k: v for k, v in COLOURS.items() if k in used}
     st.key(fig, looks, loc="outside lower center", ncols=4)
-    return st.finish(fig, alt=f"Operators of {name} from first to last. {'; '.join(told)}.")
+    return st.finish(fig, alt=f"Operators of {name} from first to last. {'; '.join(alt_parts)}.")
 
 
 # -- memory plans as rectangles, time across and address up ----------------------------------------
@@ -237,19 +241,19 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFig
     top = max(plan.height_bytes for plan in plans.values())
     st.panels(axes)[0].set(ylabel="address (bytes)", ylim=(0, top * 1.03))
     bound = next(iter(plans.values())).lower_bound_bytes
-    told = []
+    alt_parts = []
     for name, plan in plans.items():
         places = ", ".join(f"{b.id} at {plan.offsets[b.id]}" for b in buffers)
-        told.append(f"{name} needs {plan.height_bytes}: {places}")
+        alt_parts.append(f"{name} needs {plan.height_bytes}: {places}")
     alt = f"{len(buffers)} buffers, time by address; {bound} bytes live at the peak. "
-    return st.finish(fig, alt=f"{alt}{'; '.join(told)}.")
+    return st.finish(fig, alt=f"{alt}{'; '.join(alt_parts)}.")
 
 
 def fig_arenas() -> st.LabFigure:
     """Draw the plans of `NETWORKS` in rows, one column each of `RULES`, to one scale."""
     fig, axes = st.new_figure(len(NETWORKS), len(RULES), 0.7 + 1.55 * len(NETWORKS))
     grid = np.reshape(axes, (len(NETWORKS), -1))
-    told = []
+    alt_parts = []
     for row, (name, batch) in enumerate(NETWORKS.items()):
         compiled = network(name, batch)
         buffers = buffers_of(compiled)
@@ -261,13 +265,15 @@ def fig_arenas() -> st.LabFigure:
             ax.set_ylim(0, top * 1.22)
             ax.set_title(f"{name}, {method}" if row == 0 or not column else method, fontsize=8)
             ax.text(0.98, 0.97, _verdict(plan), transform=ax.transAxes, ha="right", va="top")
-            told.append(f"{name} of batch {batch} by {method} {_verdict(plan)}")
+            alt_parts.append(f"{name} of batch {batch} by {method} {_verdict(plan)}")
         grid[row, 0].set_ylabel("address (MiB)")
     for ax in grid[-1]:
         ax.set_xlabel("task")
     _legend(fig)
-    said = "; ".join(told)
-    return st.finish(fig, alt=f"Heights of plans, and how far above the most live bytes: {said}.")
+    summary = "; ".join(alt_parts)
+    return st.finish(
+        fig, alt=f"Heights of plans, and how far above the most live bytes: {summary}."
+    )
 
 
 def fig_arena(
@@ -347,6 +353,6 @@ def fig_arena_traffic(
     ax.legend(loc="lower left")
     high = {name: f", {size:.1f} MiB high" for name, size in heights.items()}
     series = {name: ", ".join(f"{value:.0f}" for value in values) for name, values in moved.items()}
-    told = "; ".join(f"{name} {values}{high.get(name, '')}" for name, values in series.items())
+    summary = "; ".join(f"{name} {values}{high.get(name, '')}" for name, values in series.items())
     steps = ", ".join(f"{size:g}" for size in sizes)
-    return st.finish(fig, alt=f"MiB to and from memory for an L2 of {steps} MiB: {told}.")
+    return st.finish(fig, alt=f"MiB to and from memory for an L2 of {steps} MiB: {summary}.")

@@ -65,11 +65,13 @@ def fig_many_cores() -> st.LabFigure:
     most = cross_core_folds.vector_cores(chip)
     fig, axes = st.new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
     panels = st.panels(axes)
-    said = [_panel(ax, chip, s, ways, most) for ax, s in zip(panels, shapes, strict=True)]
+    alt_parts = [_panel(ax, chip, s, ways, most) for ax, s in zip(panels, shapes, strict=True)]
     panels[0].set(ylabel="efficiency", ylim=(0, 1.09))
     lines, names = panels[0].get_legend_handles_labels()
     fig.legend(lines, names, loc="outside upper center", ncols=len(names), columnspacing=1.2)
-    return st.finish(fig, alt=f"Efficiency of row sums on 1 to {most} cores. " + " ".join(said))
+    return st.finish(
+        fig, alt=f"Efficiency of row sums on 1 to {most} cores. " + " ".join(alt_parts)
+    )
 
 
 def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) -> str:

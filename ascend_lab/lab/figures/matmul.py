@@ -90,8 +90,10 @@ def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> st.
             full = np.flatnonzero(percent > 100 - 1e-9)
             ax.plot(sizes, percent, color=colour, linestyle=style, label=name, linewidth=1.4)
             ax.plot(sizes[full], percent[full], marker, color=colour, mec=st.INK, mew=0.7, ms=dot)
-            told = ", ".join(f"{percent[at - 1]:.0f}% at {at}" for at in (1, 17, 48))
-            facts.append(f"{title}, {name}: {told}; full at {', '.join(map(str, sizes[full][:4]))}")
+            summary = ", ".join(f"{percent[at - 1]:.0f}% at {at}" for at in (1, 17, 48))
+            facts.append(
+                f"{title}, {name}: {summary}; full at {', '.join(map(str, sizes[full][:4]))}"
+            )
         ax.set(title=title, xlim=(0, len(sizes) + 1), ylim=(0, 108), xticks=range(0, 65, 16))
         ax.grid(axis="y")
         ax.legend(loc="lower right")
@@ -127,8 +129,8 @@ def fig_traffic(
         ax.set(xlabel=label, ymargin=0.1)
         ax.tick_params(axis="x", length=0)
         for name, total in zip(bars, totals, strict=True):
-            told = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
-            facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({told})")
+            summary = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
+            facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({summary})")
     left.set(title="the sums stay: which tile?", ylabel="GB moved")
     right.set_title("one tile: what stays?")
     st.key(left, OPERANDS, loc="upper center", ncols=3)
@@ -161,10 +163,10 @@ def fig_tile_fit(
         big = {"fontsize": 11, "fontweight": "bold"}
         st.put(right, 0.5, 0.5, text, transform=right.transAxes, **big)
         right.axis("off")
-    told = _pipe_bars(right, run) if run else f"it does not fit in {', '.join(over)}"
+    summary = _pipe_bars(right, run) if run else f"it does not fit in {', '.join(over)}"
     fig.suptitle(f"{chip.name}, tile {tile_m} × {tile_n}, {tile_k} deep, {step_k} a stage")
     full = ", ".join(f"{b} {100 * n / chip.buffers[b]:.0f}%" for b, n in needs.items())
-    alt = f"Tile {tile_m} x {tile_n} x {tile_k} on {chip.name}: {full}; {told}."
+    alt = f"Tile {tile_m} x {tile_n} x {tile_k} on {chip.name}: {full}; {summary}."
     return st.finish(fig, alt=alt)
 
 

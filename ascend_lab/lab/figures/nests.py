@@ -296,7 +296,7 @@ def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
     heights = [max(height_of(n) for name in line for n in drawn[name]) + 1.6 for line in lines]
     inches = [0.19 * h + 0.24 for h in heights]
     fig, axes = st.new_figure(len(lines), 4, min(12.0, sum(inches) + 0.35), height_ratios=inches)
-    said = []
+    alt_parts = []
     pipes = set[str]()
     for row, line in enumerate(lines):
         for ax in axes.reshape(len(lines), 4)[row]:
@@ -311,10 +311,10 @@ def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
                 pipes |= set(pipes_in(items))
             two[0].set_title(name, loc="left", color=st.BLUE)
             st.put(two[1], -0.1, 1.2, "→", fontsize=11, color=st.BLUE, in_layout=False)
-            said.append(f"{name}: {costs[0]} before, {costs[1]} after")
+            alt_parts.append(f"{name}: {costs[0]} before, {costs[1]} after")
     order = [p for p in PIPES if p in pipes]
     st.pipe_legend(fig, order, loc="outside lower center", ncols=len(order))
-    return st.finish(fig, alt="Loop nests before and after a primitive. " + "; ".join(said))
+    return st.finish(fig, alt="Loop nests before and after a primitive. " + "; ".join(alt_parts))
 
 
 def cost_text(schedule: Schedule) -> str:

@@ -215,8 +215,8 @@ def fig_dispatch(
     longest_us = max(run.time_s for run in runs.values()) * 1e6
     fig, axes = st.new_figure(nrows=len(ge.WAYS), height_in=3.3, sharex=True)
     for ax, (way, run) in zip(axes, runs.items(), strict=True):
-        told = f"{run.time_s * 1e6:,.0f} µs, the device works {run.busy_share:.0%} of the time"
-        ax.set_title(f"{TITLES[way]}: {told}", loc="left", fontsize=8)
+        summary = f"{run.time_s * 1e6:,.0f} µs, the device works {run.busy_share:.0%} of the time"
+        ax.set_title(f"{TITLES[way]}: {summary}", loc="left", fontsize=8)
         lanes = ((run.host, st.ORANGE, "//"), (run.device, st.VERMILLION, ""))
         for row, (spans, colour, hatch) in enumerate(lanes):
             bars = [(start * 1e6, (end - start) * 1e6) for start, end in spans]
@@ -270,18 +270,20 @@ def fig_passes(
     st.name_rows(axes[0], [row[0] for row in rows])
     often = f"{report.rounds} round{'s' * (report.rounds > 1)}"
     fig.suptitle(f"{name}, {order} order, {often} (grey: as before)")
-    told = "; ".join(f"{n} {nodes}" for n, nodes, _ in rows)
+    summary = "; ".join(f"{n} {nodes}" for n, nodes, _ in rows)
     ends = f"{rows[0][2] / 2**20:.1f} to {rows[-1][2] / 2**20:.1f} MiB"
-    alt = f"Operators of {name} after each pass, {order} order: {told}. Bytes moved fall from "
+    alt = f"Operators of {name} after each pass, {order} order: {summary}. Bytes moved fall from "
     return st.finish(fig, alt=f"{alt}{ends}.")
 
 
 def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str) -> None:
-    said = [form.format(value) for value in values]
-    fills = [st.GREY if i > 0 and said[i - 1] == one else colour for i, one in enumerate(said)]
+    labels = [form.format(value) for value in values]
+    fills = [
+        st.GREY if i > 0 and labels[i - 1] == text else colour for i, text in enumerate(labels)
+    ]
     ax.barh(range(len(values)), values, color=fills, edgecolor=st.INK)
     for row, value in enumerate(values):
-        ax.text(value, row, f" {said[row]}", va="center", fontsize=8)
+        ax.text(value, row, f" {labels[row]}", va="center", fontsize=8)
     ax.set(xlim=(0, max(values) * 1.18), xlabel=label)
 
 

@@ -44,10 +44,10 @@ def fig_plan_cube(
     _cube(left, degrees, traffic)
     _timeline(right, timed)
     devices = data * tensor * pipeline
-    said = ", ".join(f"{_amount(b)} along {axis}" for axis, b in traffic.items())
+    summary = ", ".join(f"{_amount(b)} along {axis}" for axis, b in traffic.items())
     text = (
         f"{devices} devices, {data} data x {tensor} tensor x {pipeline} pipeline. In a step of"
-        f" {batch} sequences the busiest sends {said}. {pipeline} stages take {micro_batches}"
+        f" {batch} sequences the busiest sends {summary}. {pipeline} stages take {micro_batches}"
         f" micro-batches in {timed.end_s:g} units of time, {timed.bubble:.0%} of which is bubble."
     )
     return st.finish(fig, alt=text)
@@ -133,9 +133,11 @@ def fig_plan_memory(
         ax.axvline(capacity_bytes / 1e9, color=st.VERMILLION, ls="--", lw=1.2, label="a device has")
     ax.set_xlabel("GB a device")
     ax.legend(loc="lower right")
-    said = ", ".join(f"{name} {total:.1f} GB" for name, total in zip(memories, totals, strict=True))
+    summary = ", ".join(
+        f"{name} {total:.1f} GB" for name, total in zip(memories, totals, strict=True)
+    )
     limit = f" A device has {capacity_bytes / 1e9:.0f} GB." if capacity_bytes else ""
-    return st.finish(fig, alt=f"What a device must hold, by plan: {said}.{limit}")
+    return st.finish(fig, alt=f"What a device must hold, by plan: {summary}.{limit}")
 
 
 def _stacked(
@@ -195,10 +197,10 @@ def fig_placements(plans: Sequence[timing.PlanTime]) -> st.LabFigure:
     totals = _stacked(ax, names, parts, ".0f")
     ax.set_xlabel("ms a step")
     fig.legend(loc="outside upper center", ncols=4, columnspacing=1.2)
-    said = "; ".join(f"{name} {total:.0f} ms" for name, total in zip(names, totals, strict=True))
+    summary = "; ".join(f"{name} {total:.0f} ms" for name, total in zip(names, totals, strict=True))
     first = plans[0].plan
     text = f"Degrees {first.data} x {first.tensor} x {first.pipeline} (data, tensor, pipeline)"
-    return st.finish(fig, alt=f"{text}, axes from the innermost outwards: {said}.")
+    return st.finish(fig, alt=f"{text}, axes from the innermost outwards: {summary}.")
 
 
 # -- the gradient tuner: buckets under backward, and what size of bucket does ----------------------
@@ -224,7 +226,7 @@ def fig_buckets(
     fig, ax = st.new_figure(height_in=0.9 + 0.42 * len(splits))
     ax.barh(0, 1e3 * backward, height=0.6, fc=st.SKY, ec=st.INK, lw=0.5)
     st.put(ax, 1e3 * backward / 2, 0, "backward")
-    said = []
+    alt_parts = []
     for row, (name, given) in enumerate(splits.items(), 1):
         split = checked(given, len(rows))
         for i, (start, time_s) in enumerate(lanes_of(split, rows, cost)):
@@ -232,13 +234,13 @@ def fig_buckets(
             ax.barh(row, 1e3 * time_s, left=1e3 * start, height=0.6, **look)
         end = end_of(split, rows, cost)
         ax.text(1e3 * end, row, f" {1e3 * end:.1f}", va="center", fontsize=8)
-        said.append(f"{name} {len(split)} buckets, end {1e3 * end:.2f} ms")
+        alt_parts.append(f"{name} {len(split)} buckets, end {1e3 * end:.2f} ms")
     ax.axvline(1e3 * backward, color=st.VERMILLION, lw=1, ls="--", zorder=0)
     st.name_rows(ax, ["compute", *splits])
     ax.margins(x=0.09)
     ax.set(xlabel="ms from the start of backward", xlim=(0, None))
     ax.spines[["top", "right"]].set_visible(False)
-    return st.finish(fig, alt=f"Backward takes {1e3 * backward:.2f} ms; {'; '.join(said)}.")
+    return st.finish(fig, alt=f"Backward takes {1e3 * backward:.2f} ms; {'; '.join(alt_parts)}.")
 
 
 def fig_caps(

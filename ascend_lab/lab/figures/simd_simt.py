@@ -40,13 +40,13 @@ def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -
     below.set_xlim(0, max(one.cycles for one in runs) / elements * 1.09)
     below.set_xlabel("cycles per element, all four to one scale")
     st.key(fig, CAUSES, loc="outside upper center", ncols=3)
-    told = []
+    alt_parts = []
     for one, peak in zip(runs, peaks, strict=True):
         shares = ", ".join(f"{getattr(one.bar, c) / one.cycles:.0%} {c}" for c in CAUSES)
         took = f"{one.instructions:,} instructions, {one.cycles / elements:.2f} cycles per element"
         reach = f"{one.ops_per_cycle / peak:.1%} of its peak of {peak:g} operations per cycle"
-        told.append(f"{one.machine}: {took} ({shares}), {reach}")
-    alt = f"{runs[0].program} of {elements:,} elements on each machine. {'; '.join(told)}."
+        alt_parts.append(f"{one.machine}: {took} ({shares}), {reach}")
+    alt = f"{runs[0].program} of {elements:,} elements on each machine. {'; '.join(alt_parts)}."
     return st.finish(fig, alt=alt)
 
 
@@ -87,7 +87,7 @@ def fig_bound(
     machines = (mc.Simd(vector_bytes=4 * lanes, port=port), mc.Simt(lanes=lanes, port=port))
     runs = [mc.run(machine, kernel, inputs) for machine in machines]
     fig, axes = st.new_figure(2, 1, height_in=3.4, sharex=True)
-    told = [_bracket(ax, one, kernel.n) for ax, one in zip(axes, runs, strict=True)]
+    alt_parts = [_bracket(ax, one, kernel.n) for ax, one in zip(axes, runs, strict=True)]
     axes[1].set_xlim(0, max(one.parts.total for one in runs) / kernel.n * 1.45)
     axes[1].set_xlabel("cycles per element")
     diverged = runs[1].counters["divergent_warps"] / runs[1].counters["warps"]
@@ -95,7 +95,7 @@ def fig_bound(
         f"{lanes} lanes, {mask_density:.0%} of the mask set in runs of {run_length}, "
         f"{bytes_per_cycle} bytes per cycle; {diverged:.0%} of the warps diverge."
     )
-    return st.finish(fig, alt=" ".join([setting, *told]))
+    return st.finish(fig, alt=" ".join([setting, *alt_parts]))
 
 
 def _bracket(ax: Any, one: mc.Run, elements: int) -> str:

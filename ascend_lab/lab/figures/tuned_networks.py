@@ -31,14 +31,14 @@ TERM_STYLE: dict[str, dict[str, Any]] = {
 def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> st.LabFigure:
     """Draw the time of each network after one technique more, and its bound, in milliseconds."""
     fig, axes = st.new_figure(nrows=len(networks), height_in=2.7 * len(networks))
-    said = []
+    alt_parts = []
     for ax, (name, (steps, bound_ms)) in zip(st.panels(axes), networks.items(), strict=True):
         _waterfall(ax, steps, bound_ms)
         ax.set_title(name, loc="left")
         ax.set_ylabel("ms (model)")
         rows = ", ".join(f"{label} {ms:.3g}" for label, ms in steps)
-        said.append(f"{name}: {rows}; bound {bound_ms:.3g}")
-    return st.finish(fig, alt=f"Milliseconds after each technique. {'. '.join(said)}.")
+        alt_parts.append(f"{name}: {rows}; bound {bound_ms:.3g}")
+    return st.finish(fig, alt=f"Milliseconds after each technique. {'. '.join(alt_parts)}.")
 
 
 def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
@@ -51,8 +51,8 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
         colour, hatch = (st.VERMILLION, "xx") if worse else (st.SKY, "")
         bottom, top = sorted((before, after))
         ax.bar(at, top - bottom, bottom=bottom, width=0.7, fc=colour, ec=st.INK, hatch=hatch)
-        said = ax.text(at, bottom * 0.95, f"{before / after:.2f}x", ha="center", va="top")
-        said.set(fontsize=8, zorder=3, bbox={"fc": "w", "ec": "none", "pad": 0.6})
+        summary = ax.text(at, bottom * 0.95, f"{before / after:.2f}x", ha="center", va="top")
+        summary.set(fontsize=8, zorder=3, bbox={"fc": "w", "ec": "none", "pad": 0.6})
     end = len(steps)
     ax.bar(end, steps[-1][1] - low, bottom=low, width=0.7, facecolor=st.GREEN, edgecolor=st.INK)
     ax.axhline(bound_ms, color=st.INK, ls=(0, (3, 2)), lw=1)
@@ -80,14 +80,14 @@ def fig_compilers(times_s: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
     `times_s` has seconds by network, for each of LADDER and "bound".
     """
     fig, ax = st.new_figure(height_in=0.9 + 0.32 * len(times_s))
-    told = []
+    alt_parts = []
     for row, (network, found) in enumerate(times_s.items()):
         shares = [found[name] / found["bound"] for name in LADDER]
         ax.plot(shares, [row] * len(shares), color=st.GREY, linewidth=1.0, zorder=1)
         for share, (colour, marker) in zip(shares, LADDER.values(), strict=True):
             ax.plot(share, row, marker=marker, color=colour, markeredgecolor=st.INK, zorder=2)
         steps = ", ".join(f"{n} {s:.1f}" for n, s in zip(LADDER, shares, strict=True))
-        told.append(f"{network}: {steps}")
+        alt_parts.append(f"{network}: {steps}")
     for name, (colour, marker) in LADDER.items():
         ax.plot([], [], marker=marker, color=colour, linestyle="none", label=name)
     ax.axvline(1.0, color=st.INK, linewidth=0.8)
@@ -96,7 +96,7 @@ def fig_compilers(times_s: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
     ax.minorticks_off()
     st.name_rows(ax, list(times_s))
     fig.legend(loc="outside upper center", ncols=len(LADDER), fontsize=8)
-    return st.finish(fig, alt=f"Time over bound by compiler. {'; '.join(told)}.")
+    return st.finish(fig, alt=f"Time over bound by compiler. {'; '.join(alt_parts)}.")
 
 
 def fig_credit(times: Times) -> st.LabFigure:
@@ -104,13 +104,13 @@ def fig_credit(times: Times) -> st.LabFigure:
     names = TECHNIQUES
     found = factors(times, TECHNIQUES)
     fig, ax = st.new_figure(height_in=2.6)
-    said = []
+    alt_parts = []
     for at, name in enumerate(names):
         least, most = factor_range(times, name, names)
         ax.plot([least, most], [at, at], color=st.GREY, lw=5, solid_capstyle="butt", ls="-")
         ax.plot(found[name], at, "o", color=st.VERMILLION, ms=8, mec=st.INK)
         ax.text(most * 1.03, at, f"{found[name]:.2f}x", va="center", fontsize=8)
-        said.append(f"{name} {found[name]:.2f} ({least:.2f} to {most:.2f})")
+        alt_parts.append(f"{name} {found[name]:.2f} ({least:.2f} to {most:.2f})")
     ax.axvline(1, color=st.INK, lw=0.8, ls=(0, (3, 2)))
     ax.set_xscale("log")
     ax.set_yticks(range(len(names)), names)
@@ -119,13 +119,13 @@ def fig_credit(times: Times) -> st.LabFigure:
     ax.set_xlim(low, high * 1.12)
     ax.invert_yaxis()
     ax.set_xlabel("times faster: least and most over all orders (grey), credit (dot)")
-    return st.finish(fig, alt=f"Credit, and range over all orders: {', '.join(said)}.")
+    return st.finish(fig, alt=f"Credit, and range over all orders: {', '.join(alt_parts)}.")
 
 
 def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = True) -> st.LabFigure:
     """Draw each network's `graph.ledger` as one bar, terms as shares of its or the longest time."""
     fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)
-    said = []
+    alt_parts = []
     used = set[str]()
     looks = {term: {"edgecolor": st.INK, **style} for term, style in TERM_STYLE.items()}
     longest_s = max(sum(found.values()) for found in ledgers.values())
@@ -140,7 +140,7 @@ def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = Tru
         times = f"{total_s / found['bound']:.2g}x" if found["bound"] else ""
         ax.text(scale + 0.01, at, f"{total_s * 1e3:.3g} ms\n{times}", va="center", fontsize=8)
         split = ", ".join(f"{term} {share:.0%}" for term, share in shown.items())
-        said.append(f"{name} {total_s * 1e3:.3g} ms: {split}")
+        alt_parts.append(f"{name} {total_s * 1e3:.3g} ms: {split}")
     st.name_rows(ax, ledgers)
     whose = "the" if shares else "the longest"
     label = f"share of {whose} time; right: time, and how many times the bound"
@@ -148,7 +148,7 @@ def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = Tru
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
     shades = {term: look for term, look in looks.items() if term in used}
     st.key(fig, shades, loc="outside upper center", ncols=4)
-    return st.finish(fig, alt=f"Where the time goes. {'; '.join(said)}.")
+    return st.finish(fig, alt=f"Where the time goes. {'; '.join(alt_parts)}.")
 
 
 @cache
@@ -297,14 +297,14 @@ def fig_bands(
     cases = {k: Bands(rows, l2_rows, even(rows, n), halo, stored) for k, n in counts.items()}
     heights = [case.base[1] + case.rows for case in cases.values()]
     fig, axes = st.new_figure(2, 1, 0.9 + 0.075 * sum(heights), sharex=True, height_ratios=heights)
-    told = []
+    alt_parts = []
     for ax, (name, case) in zip(axes, cases.items(), strict=True):
         _draw_bands(ax, case)
         hits = case.count("hit")
         misses = case.count("miss")
-        said = f"{hits} rows hit, {misses} from memory, {case.memory_rows} rows moved"
-        ax.set_title(f"{name}: time {case.now}; {said}", loc="left")
-        told.append(f"{name}: {said}, time {case.now}")
+        summary = f"{hits} rows hit, {misses} from memory, {case.memory_rows} rows moved"
+        ax.set_title(f"{name}: time {case.now}; {summary}", loc="left")
+        alt_parts.append(f"{name}: {summary}, time {case.now}")
     axes[1].set_xlabel("time (one row of L2 = 1)")
     axes[1].set_xlim(0, 1.01 * max(case.now for case in cases.values()))
     looks = {label: {"fc": c, "hatch": h, "ec": st.INK} for c, h, label in LOOKS.values()}
@@ -312,7 +312,7 @@ def fig_bands(
     st.key(fig, looks, loc="outside lower center", ncols=3)
     kept = "stored" if stored else "recomputed"
     alt = f"Two operators on {rows} rows, an L2 of {l2_rows} rows, halo {halo} {kept}."
-    return st.finish(fig, alt=f"{alt} {'; '.join(told)}.")
+    return st.finish(fig, alt=f"{alt} {'; '.join(alt_parts)}.")
 
 
 def _draw_bands(ax: Axes, case: Bands) -> None:
@@ -361,8 +361,8 @@ def fig_slice_times(
     ax.set_xticks(list(x), [str(n) for n in counts])
     ax.set(xlabel="slices", ylabel="time (µs)", ylim=(0, 1.2 * top))
     fig.legend(loc="outside upper center", ncols=4)
-    said = ", ".join(f"{n}: {times[n]:,.0f}" for n in counts)
-    alt = f"Microseconds by number of slices: {said}. With all reads hitting, {floor:,.0f} whole"
+    summary = ", ".join(f"{n}: {times[n]:,.0f}" for n in counts)
+    alt = f"Microseconds by number of slices: {summary}. With all reads hitting, {floor:,.0f} whole"
     return st.finish(fig, alt=f"{alt}, and {launches:,.0f} more for each further slice.")
 
 
@@ -370,7 +370,7 @@ def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
     """Draw which rows of each result each slice computes, halo recomputed and stored."""
     part = part_of(graph, graph.nodes, graph.name)
     fig, axes = st.new_figure(ncols=2, height_in=2.8, sharey=True)
-    told = []
+    alt_parts = []
     colours = (st.BLUE, st.ORANGE, st.GREEN, st.PURPLE, *st.PALETTE)
     for ax, halo in zip(axes, HALOS, strict=True):
         first = graph.nodes[0].name
@@ -390,9 +390,9 @@ def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
                     total += rows
         ax.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
         ax.set_title(f"{halo}: {total} rows computed", loc="left")
-        told.append(f"{halo}: {total} rows of {len(names)} results computed")
+        alt_parts.append(f"{halo}: {total} rows of {len(names)} results computed")
     axes[0].set_ylabel("row")
     axes[0].invert_yaxis()
     sizes = "+".join(map(str, parts))
-    alt = f"Rows each slice of {sizes} computes of each result. {'; '.join(told)}."
+    alt = f"Rows each slice of {sizes} computes of each result. {'; '.join(alt_parts)}."
     return st.finish(fig, alt=alt)
