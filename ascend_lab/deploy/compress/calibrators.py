@@ -136,13 +136,18 @@ def ifmr(
     largest = max(high, -low)
     # Steps between the ends: 255 of 8 bits with an offset. Without one they are counted from 0:
     # 127 up to the largest number, but 128 if it is negative, because int8 has -128 but not 128.
-    levels = 2**bits - 1 if asymmetric else 2 ** (bits - 1) - (abs(high) >= abs(low))
+    if asymmetric:
+        levels = 2**bits - 1
+    else:
+        levels = 2 ** (bits - 1) - 1 if abs(high) >= abs(low) else 2 ** (bits - 1)
     best = (math.inf, 1.0, low)  # squared error, step, lower end
     for end in np.asarray(ratios, np.float32) * (high if asymmetric else largest):
         start = low if asymmetric else -end
         step = (end - start if asymmetric else end) / np.float32(levels)
-        step = step if step >= EPSILON else np.float32(1)
-        loss = float(np.mean((np.rint(np.clip(x, start, end) / step) * step - x) ** 2))
+        if step < EPSILON:
+            step = np.float32(1)
+        rounded = np.rint(np.clip(x, start, end) / step) * step
+        loss = float(np.mean((rounded - x) ** 2))
         if loss < best[0]:
             best = (loss, float(step), start)
     # The lower end becomes the least whole number: -128 = low / step + offset.
@@ -160,9 +165,10 @@ def hfmg(batches: Batches, bits: int, asymmetric: bool, bins: int = 4096) -> Sca
     high = float(batches[0].max())
     counts = histogram(batches[0], bins, low, high)[0]
     for batch in batches[1:]:
-        ends = (low, high), (min(low, float(batch.min())), max(high, float(batch.max())))
-        low, high = ends[1]
-        counts = rebinned(counts, *ends) + histogram(batch, bins, low, high)[0]
+        old_ends = (low, high)
+        low = min(low, float(batch.min()))
+        high = max(high, float(batch.max()))
+        counts = rebinned(counts, old_ends, (low, high)) + histogram(batch, bins, low, high)[0]
     if not high > low:
         return scale_between(low, high, bits, asymmetric)
     first_bin, last_bin = best_range(counts, 2**bits)
@@ -309,8 +315,8 @@ def divergence(p: Values, q: Values) -> float:
     return float(terms.sum())
 
 
-def levelled(mass: Values, seen: Values, edges: Values) -> Values:
-    """Return mass summed between edges, then spread evenly over the bins that are `seen` there.
+def levelled(mass: Values, is_filled: Values, edges: Values) -> Values:
+    """Return mass summed between edges, then spread evenly over the bins that are filled there.
 
     Mass (4, 0, 2, 2) with one edge in the middle becomes (4, 0, 2, 2): the first level gives all to
     its only bin that is not empty. (3, 1, 2, 2) becomes (2, 2, 2, 2).
@@ -318,8 +324,8 @@ def levelled(mass: Values, seen: Values, edges: Values) -> Values:
     level_of_bin = np.searchsorted(edges[1:], np.arange(len(mass)), side="right")
     count = len(edges) - 1
     level_mass = np.bincount(level_of_bin, mass, count)
-    shares = level_mass / np.maximum(np.bincount(level_of_bin, seen, count), 1)
-    spread: Values = np.where(seen, shares[level_of_bin], 0.0)
+    shares = level_mass / np.maximum(np.bincount(level_of_bin, is_filled, count), 1)
+    spread: Values = np.where(is_filled, shares[level_of_bin], 0.0)
     return spread
 
 

@@ -183,14 +183,14 @@ def parse_config(text: str, common: LayerPlan | None = None, where: str = "confi
     by_type = _overrides(message, "override_layer_types", "layer_type", base, where)
     by_name = _overrides(message, "override_layer_configs", "layer_name", base, where)
     return Plan(
-        base,
-        by_type,
-        by_name,
-        frozenset(message.get("skip_layers", ())),
-        frozenset(message.get("skip_layer_types", ())),
-        message.get("do_fusion", True),
-        frozenset(message.get("skip_fusion_layers", ())),
-        message.get("batch_num"),
+        common=base,
+        types=by_type,
+        layers=by_name,
+        skip_layers=frozenset(message.get("skip_layers", ())),
+        skip_types=frozenset(message.get("skip_layer_types", ())),
+        fold=message.get("do_fusion", True),
+        unfolded=frozenset(message.get("skip_fusion_layers", ())),
+        batches=message.get("batch_num"),
     )
 
 
@@ -211,7 +211,7 @@ def _overrides(
 
 def _layer(message: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan:
     """Return a plan changed by the settings of a calibration config."""
-    # each pair says the same thing in two ways: the rule for activations, and that for weights
+    # at most one rule for the scales of activations, and at most one for those of weights
     for pair in (("ifmr_quantize", "hfmg_quantize"), ("arq_quantize", "ada_quantize")):
         if all(key in message for key in pair):
             raise InputError(f"{where}: {pair[0]} or {pair[1]}", "both", "keep one")

@@ -261,8 +261,9 @@ class _PairWriter:
         transposed = any(a.name == "transB" and a.i for a in operator.attribute)
         if node.op in PRODUCTS and transposed != bool(node.attr("trans_b", False)):
             values = np.swapaxes(values, -1, -2)
-            # the last two axes are exchanged: of rank 2, axis 0 becomes 1 and axis 1 becomes 0
-            axis = None if axis is None else 2 * rank - 3 - axis
+            # the last two axes, rank - 2 and rank - 1, are exchanged
+            if axis is not None:
+                axis = rank - 2 if axis == rank - 1 else rank - 1
         stored = self.initializers.get(operator.input[1])
         if stored is not None:
             return values.reshape(tuple(stored.dims)), axis

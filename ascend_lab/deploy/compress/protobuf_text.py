@@ -167,8 +167,8 @@ class _Reader:
             decoded = word if word in kind else None
         elif isinstance(kind, Range):
             needed = str(kind)
-            decoded = _READERS[kind.kind][1](word)
-            decoded = decoded if decoded in kind else None
+            number = _READERS[kind.kind][1](word)
+            decoded = number if number in kind else None
         else:
             needed, read = _READERS[kind]
             decoded = read(word)

@@ -222,25 +222,24 @@ def fitting(
     `largest` are the largest |w| of each channel. A bias b is added to sums of products, so it is
     written in steps of those: b / (input_scale x weight scale) must not leave int32.
     """
-    scales = np.asarray(scales, np.float64).copy()
+    corrected = np.asarray(scales, np.float64).copy()
     # Below 1.2e-7 the rule writes the scale 1, which is right for zeros only.
     tiny = (largest > 0) & (largest / integer_range(bits)[1] < EPSILON)
-    scales[tiny] = np.maximum(largest[tiny] / integer_range(bits)[1], 1e-30)
-    if bias is None:
-        # through fp32, the format of scales in files and on the chip
-        return scales.astype(np.float32).astype(np.float64)
-    bias_size = np.abs(bias.astype(np.float64))
-    if len(scales) == len(bias_size):
-        # A channel of zero weights has only its bias, which determines its steps.
-        idle = (largest == 0) & (bias_size > 0)
-        scales = np.where(idle, bias_size / (input_scale * IDLE_STEPS), scales)
-        scales = np.maximum(scales, bias_size / (input_scale * BIAS_STEPS))
-    elif not largest.any():
-        largest_bias = max(float(bias_size.max(initial=0.0)), EPSILON)
-        scales = np.full(1, largest_bias / (input_scale * IDLE_STEPS))
-    # A scale of many channels is not widened for the bias of one, as the others would lose
-    # precision: a bias that does not fit then stays in floats.
-    return scales.astype(np.float32).astype(np.float64)
+    corrected[tiny] = np.maximum(largest[tiny] / integer_range(bits)[1], 1e-30)
+    if bias is not None:
+        bias_size = np.abs(bias.astype(np.float64))
+        if len(corrected) == len(bias_size):
+            # A channel of zero weights has only its bias, which determines its steps.
+            only_bias = (largest == 0) & (bias_size > 0)
+            corrected[only_bias] = bias_size[only_bias] / (input_scale * IDLE_STEPS)
+            corrected = np.maximum(corrected, bias_size / (input_scale * BIAS_STEPS))
+        elif not largest.any():
+            largest_bias = max(float(bias_size.max(initial=0.0)), EPSILON)
+            corrected = np.full(1, largest_bias / (input_scale * IDLE_STEPS))
+        # A scale of many channels is not widened for the bias of one, as the others would lose
+        # precision: a bias that does not fit then stays in floats.
+    # through fp32, the format of scales in files and on the chip
+    return corrected.astype(np.float32).astype(np.float64)
 
 
 # -- scales that are known ------------------------------------------------------------------------
@@ -287,4 +286,6 @@ def output_error(graph: Graph, approximate: Graph, feeds: Feeds) -> float:
             exact = narrow_exact.astype(np.float64)
             noise += float(np.sum((output - exact) ** 2))
             total += float(np.sum(exact**2))
-    return float(np.sqrt(noise / total)) if total else 0.0 if not noise else float("inf")
+    if total:
+        return float(np.sqrt(noise / total))
+    return float("inf") if noise else 0.0

@@ -154,7 +154,7 @@ class _Scheduler:
                 # A static batch keeps its size until its last member ends.
                 self.static_batch = len(reads) or self.static_batch
             decoding = [] if reads else self._grow_decoding(decoding)
-        tokens = sum(tokens for _, tokens in reads)
+        prompt_tokens = sum(tokens for _, tokens in reads)
         computed_requests = len(decoding)
         if engine.policy == "static" and decoding:
             computed_requests = self.static_batch  # ended members are still computed
@@ -165,10 +165,10 @@ class _Scheduler:
             engine.max_batch - len(decoding)
         )
         self.now_s += self.time.seconds_of(
-            tokens, computed_requests, sum(request.cached for request in decoding)
+            prompt_tokens, computed_requests, sum(request.cached for request in decoding)
         )
         log.steps += 1
-        log.prompt_tokens += tokens
+        log.prompt_tokens += prompt_tokens
         used_tokens = (engine.blocks - len(self.cache.free)) * engine.block_tokens
         # The share of used blocks that has no token.
         log.wasted.append(self.cache.wasted_tokens / used_tokens)
@@ -284,9 +284,8 @@ def converse(requests: Sequence[Request], engine: Engine, time: StepTimer) -> Co
             raise InputError(
                 "prompts and answers of at least a token", f"{request.prompt}, {request.output}"
             )
-        if (
-            size := blocks_of(request.prompt + request.output, engine.block_tokens)
-        ) > engine.blocks:
+        size = blocks_of(request.prompt + request.output, engine.block_tokens)
+        if size > engine.blocks:
             needed = f"requests of at most {engine.blocks} blocks of {engine.block_tokens} tokens"
             raise InputError(needed, str(size), "add memory")
     if not requests or min(engine.max_batch, engine.max_prefill_tokens) < 1:
