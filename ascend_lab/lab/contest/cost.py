@@ -1,8 +1,9 @@
-"""What a set of operations that run together costs: one roofline for every step of it.
+"""Computes what a set of operations that run together costs: a roofline for each of its steps.
 
-A subgraph runs on a grid of tiles of w x h. A tile takes `ceil(K / k)` steps, K the deepest sum of
-its products; an operation with a smaller grid or fewer steps sits out the rest. Each step takes
-max(compute, moved elements / bandwidth). What is made and read inside the subgraph is free.
+A subgraph runs on a grid of tiles of w x h. A tile takes `ceil(K / k)` steps, where K is the length
+of the longest sums of its products; an operation with a smaller grid or fewer steps does nothing in
+the other tiles and steps. Each step takes max(compute, moved elements / bandwidth). A tensor that
+is made and read inside the subgraph moves for free.
 
 - left factor: h x k a step; right factor: k x w; element-wise operand and result: h x w, when the
   operation runs, which is after the last step of the products before it;
@@ -35,7 +36,7 @@ from ascend_lab.lab.contest.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A tensor moved piece by piece for a grid of height x width, by an operation that uses it.
+    """A tensor that moves piece by piece, for an operation whose result is height x width.
 
     `role` is left, right, whole (a left factor held for all steps), operand or result; `shape` is
     (height, width) of the tensor; operands and results move when sums of depth `ready` are done.
@@ -68,8 +69,10 @@ class Work:
 class Group:
     """Operations in an order that respects their edges, and the slices they move.
 
-    `reads` come from outside, `writes` are results no operation inside reads, `kept` tensors lie
-    whole in fast memory. `bundles` counts the slices that are alike, `works` the operations.
+    `reads` are tensors from outside, `writes` results that no operation inside reads, and `kept`
+    tensors lie whole in fast memory. `bundles` has each slice, without its tensor's number, with
+    how many are equal to it. `works` are the operations, those that compute alike as one. `depths`,
+    `heights` and `widths` are the different lengths among these.
     """
 
     problem: Problem
@@ -88,9 +91,9 @@ class Group:
         return -(-max(self.depths) // k)
 
     def cuts(self, k: int) -> list[int]:
-        """Return the steps at which what is done in a step may change, from 0 to the end."""
-        steps = [-(-depth // k) for depth in self.depths]
-        return sorted({0, 1, *steps, *(step - 1 for step in steps)})
+        """Return the steps at which the moves or the compute may change, from 0 to the end."""
+        ends = [-(-depth // k) for depth in self.depths]
+        return sorted({0, 1, *ends, *(end - 1 for end in ends)})
 
 
 def group_of(
@@ -99,37 +102,38 @@ def group_of(
     resident: Iterable[int] = (),
     retain: Iterable[int] = (),
 ) -> Group:
-    """Return the group of some operations; ScheduleError if a retained tensor passes by it."""
+    """Return the group of some operations; ScheduleError if it cannot retain a tensor."""
     inside = set(operations)
     if not inside or not all(0 <= op < len(problem.operations) for op in inside):
         raise ScheduleError("a subgraph of operations of the problem", str(sorted(inside))[:60])
     ordered = sorted(inside, key=problem.rank.__getitem__)
     made = [tensor for op in ordered for tensor in problem.operations[op].outputs]
-    own = set(made)
+    made_set = set(made)
     used = {tensor for op in ordered for tensor in problem.operations[op].inputs}
-    reads = tuple(sorted(used - own))
+    reads = tuple(sorted(used - made_set))
     writes = tuple(tensor for tensor in made if tensor not in used)
-    resident = set(resident)
-    retain = set(retain)
-    stray = retain - set(writes) - set(reads) - resident
+    resident_set = set(resident)
+    retain_set = set(retain)
+    stray = retain_set - set(writes) - set(reads) - resident_set
     if stray:
         needed = "retained tensors that the subgraph reads, holds or leaves"
         raise ScheduleError(needed, str(sorted(stray)))
-    kept = tuple(sorted(resident | retain))
+    kept = tuple(sorted(resident_set | retain_set))
     ready = _ready(problem, ordered)
-    slices = _slices(problem, ordered, own, resident, set(kept), ready)
+    slices = _slices(problem, ordered, made_set, resident_set, set(kept), ready)
     works = _works(problem, ordered, ready)
-    alike = Counter(replace(piece, tensor=-1) for piece in slices)
+    slice_counts = Counter(replace(piece, tensor=-1) for piece in slices)
     depths = sorted({work.depth for work in works} | {work.ready for work in works})
     sides = ({work.height for work in works}, {work.width for work in works})
     heights, widths = (tuple(sorted(side)) for side in sides)
-    bundles = tuple(alike.items())
+    bundles = tuple(slice_counts.items())
     return Group(
         problem, tuple(ordered), reads, writes, kept, bundles, works, tuple(depths), heights, widths
     )
 
 
 def _works(problem: Problem, ordered: Sequence[int], ready: dict[int, int]) -> tuple[Work, ...]:
+    """Return the operations, those that compute alike as one with the sum of their costs."""
     costs: Counter[tuple[str, int, int, int, int]] = Counter()
     for op in ordered:
         operation = problem.operations[op]
@@ -142,23 +146,23 @@ def _ready(problem: Problem, ordered: Sequence[int]) -> dict[int, int]:
     """Return for each operation the deepest sum that must be complete before its results are."""
     ready: dict[int, int] = {}
     for op in ordered:
-        before = [problem.producer.get(t, -1) for t in problem.operations[op].inputs]
-        deepest = max((ready[make] for make in before if make in ready), default=1)
-        product = problem.operations[op].kind == "MatMul"
-        ready[op] = problem.depth(op) if product else deepest
+        makers = [problem.producer.get(t, -1) for t in problem.operations[op].inputs]
+        deepest = max((ready[maker] for maker in makers if maker in ready), default=1)
+        is_product = problem.operations[op].kind == "MatMul"
+        ready[op] = problem.depth(op) if is_product else deepest
     return ready
 
 
 def _slices(
     problem: Problem,
     ordered: Sequence[int],
-    own: set[int],
+    made: set[int],
     resident: set[int],
     kept: set[int],
     ready: dict[int, int],
 ) -> tuple[Slice, ...]:
     """Return the slices that move: not those of resident tensors, nor of results that stay."""
-    found: dict[tuple[int, str], Slice] = {}
+    slices: dict[tuple[int, str], Slice] = {}
     inside = [problem.operations[op] for op in ordered]
     read = {tensor for operation in inside for tensor in operation.inputs}
     lefts = {operation.inputs[0] for operation in inside if operation.kind == "MatMul"}
@@ -171,16 +175,21 @@ def _slices(
         pairs = [
             (tensor, role)
             for tensor, role in zip(operation.inputs, roles, strict=True)
-            if tensor not in own and tensor not in resident
+            if tensor not in made and tensor not in resident
         ]
         pairs += [(t, "result") for t in operation.outputs if t not in read and t not in kept]
         for tensor, role in pairs:
             shape = (problem.heights[tensor], problem.widths[tensor])
-            old = found.get((tensor, role), Slice(tensor, role, shape, ready[op], height, width))
-            high = max(old.height, height)
-            wide = max(old.width, width)
-            found[tensor, role] = replace(old, height=high, width=wide)
-    return tuple(found.values())
+            known_slice = slices.get(
+                (tensor, role), Slice(tensor, role, shape, ready[op], height, width)
+            )
+            # a tensor read by several operations in one role moves once, for the largest grid
+            slices[tensor, role] = replace(
+                known_slice,
+                height=max(known_slice.height, height),
+                width=max(known_slice.width, width),
+            )
+    return tuple(slices.values())
 
 
 Ints = NDArray[np.int64]
@@ -198,7 +207,7 @@ class Step:
 
 
 def working_set(
-    group: Group, granularity: tuple[Any, Any, Any], least: Callable[[Any, Any], Any] = min
+    group: Group, granularity: tuple[Any, Any, Any], minimum: Callable[[Any, Any], Any] = min
 ) -> Any:
     """Return the elements that a tile needs in fast memory at once; of many by `np.minimum`."""
     problem = group.problem
@@ -208,7 +217,7 @@ def working_set(
         height, width = piece.shape
         rows = k if piece.role == "right" else h
         columns = {"left": k, "whole": width}.get(piece.role, w)
-        total = total + count * least(rows, height) * least(columns, width)
+        total = total + count * minimum(rows, height) * minimum(columns, width)
     return total
 
 
@@ -240,9 +249,9 @@ def schedule_latencies(problem: Problem, steps: Sequence[Step]) -> list[float]:
     latencies = []
     for number, step in enumerate(steps):
         group = group_of(problem, step.operations, resident, step.retain)
-        lost = sorted(set(group.reads) - stored - resident)
-        if lost:
-            raise ScheduleError(f"tensors {lost[:8]} in a memory before subgraph {number}")
+        missing = sorted(set(group.reads) - stored - resident)
+        if missing:
+            raise ScheduleError(f"tensors {missing[:8]} in a memory before subgraph {number}")
         latencies.append(step_latency(problem, step, resident))
         stored |= set(group.writes) - set(step.retain)
         resident = frozenset(step.retain)
@@ -272,8 +281,8 @@ def grid_latency(
         for (split, depth), elements in moves.items():
             moved += elements * (_along(depth, first, k) if split else _ends(depth, first, k))
         for (split, depth), cost in works.items():
-            share = _along(depth, first, k) / depth if split else _ends(depth, first, k)
-            work += cost * share
+            step_share = _along(depth, first, k) / depth if split else _ends(depth, first, k)
+            work += cost * step_share
         step = np.maximum(work, moved / group.problem.throughput)
         time += float(step @ tiles.weight) * (last - first)
     return time
@@ -291,7 +300,11 @@ def _ends(depth: int, step: int, k: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Rows and columns of tiles, how often each counts; with an order those of the tile before."""
+    """Rows and columns of tiles of h x w, and how many equal tiles each stands for.
+
+    `before` has row and column of the tile before, if there is an order. `heights_inside` and
+    `widths_inside` map a length to how much of it lies in each tile.
+    """
 
     rows: Ints
     columns: Ints
@@ -299,54 +312,62 @@ class _Tiles:
     before: tuple[Ints, Ints] | None
     h: int
     w: int
-    high: Callable[[int], Floats] = field(init=False)
-    wide: Callable[[int], Floats] = field(init=False)
-    """The part of a height, and of a width, that each tile covers."""
+    heights_inside: Callable[[int], Floats] = field(init=False)
+    widths_inside: Callable[[int], Floats] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Remember the parts asked for."""
-        object.__setattr__(self, "high", cache(partial(_extent, self.h, self.rows)))
-        object.__setattr__(self, "wide", cache(partial(_extent, self.w, self.columns)))
+        """Make both functions remember their results."""
+        object.__setattr__(self, "heights_inside", cache(partial(_extent, self.h, self.rows)))
+        object.__setattr__(self, "widths_inside", cache(partial(_extent, self.w, self.columns)))
 
 
 Parts = dict[tuple[bool, int], Floats]
-"""Vectors over tiles: (true, depth) counts for each unit of a sum, (false, depth) at its end."""
+"""Amounts by tile: those of (True, depth) arise at each of the `depth` terms of a sum, those of
+(False, depth) once, in the step in which sums of that depth end."""
 
 
 def _computed(group: Group, tiles: _Tiles) -> Parts:
-    """Return the compute of each tile: base cost times native tiles begun."""
-    wide, high = group.problem.native
+    """Return the compute of each tile: base cost times native tiles, a part of one as a whole."""
+    native_width, native_height = group.problem.native
     parts = Parts()
     for work in group.works:
-        native = np.ceil(tiles.high(work.height) / high) * np.ceil(tiles.wide(work.width) / wide)
+        native_tiles = np.ceil(tiles.heights_inside(work.height) / native_height) * np.ceil(
+            tiles.widths_inside(work.width) / native_width
+        )
         split = work.kind == "MatMul"
         key = (split, work.depth if split else work.ready)
-        parts[key] = parts.get(key, 0.0) + work.base_cost * native
+        parts[key] = parts.get(key, 0.0) + work.base_cost * native_tiles
     return parts
 
 
 def _moves(group: Group, tiles: _Tiles, k: int) -> Parts:
     """Return the elements that each tile moves."""
     parts = Parts()
-    one = group.steps(k) == 1
+    has_one_step = group.steps(k) == 1
     for piece, count in group.bundles:
         height, width = piece.shape
         split = piece.role in ("left", "right")
         if piece.role == "right":
-            area = tiles.wide(width)
+            area = tiles.widths_inside(width)
             depth = height
         elif piece.role == "operand" or piece.role == "result":
-            area = tiles.high(height) * tiles.wide(width)
+            area = tiles.heights_inside(height) * tiles.widths_inside(width)
             depth = piece.ready
         else:
-            area = tiles.high(height) * (1 if split else width)
+            area = tiles.heights_inside(height) * (1 if split else width)
             depth = width if split else 1
-        present = (tiles.high(piece.height) > 0) & (tiles.wide(piece.width) > 0)
-        if tiles.before is not None and (piece.role == "whole" or (split and one)):
-            rows, columns = tiles.before  # who finds a slice of factors that the one before used
-            was = (rows >= 0) & (rows * tiles.h < piece.height) & (columns * tiles.w < piece.width)
-            same = columns == tiles.columns if piece.role == "right" else rows == tiles.rows
-            present &= ~(was & same)
+        present = (tiles.heights_inside(piece.height) > 0) & (tiles.widths_inside(piece.width) > 0)
+        if tiles.before is not None and (piece.role == "whole" or (split and has_one_step)):
+            # a tile in the row of the one before finds the left factor loaded, in its column the
+            # right factor
+            rows, columns = tiles.before
+            was_inside = (
+                (rows >= 0) & (rows * tiles.h < piece.height) & (columns * tiles.w < piece.width)
+            )
+            is_same_slice = (
+                columns == tiles.columns if piece.role == "right" else rows == tiles.rows
+            )
+            present &= ~(was_inside & is_same_slice)
         key = (split, depth)
         parts[key] = parts.get(key, 0.0) + count * np.where(present, area, 0.0)
     return parts
@@ -373,10 +394,14 @@ def _tiles(group: Group, w: int, h: int, order: Sequence[int] | None) -> _Tiles:
 
 
 def _classes(lengths: Sequence[int], tile: int) -> tuple[Ints, Ints]:
-    """Cut a line of tiles where some length ends: the first tile of each part, and how many."""
+    """Divide a row of tiles where a length ends: return each part's first tile and tile count.
+
+    Tiles of 32 and lengths 64, 80: parts begin at tiles 0 and 2, with 2 tiles and 1.
+    """
     cuts = sorted({0, *(n // tile for n in lengths), *(-(-n // tile) for n in lengths)})
     return np.array(cuts[:-1]), np.diff(cuts)
 
 
 def _extent(tile: int, index: Ints, length: int) -> Floats:
+    """Return how much of a length lies in each tile, given the tiles' numbers."""
     return np.minimum(np.maximum(length - index * tile, 0), tile).astype(np.float64)

@@ -313,7 +313,8 @@ def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
         f"{p} of {name} {e:+.0%}" for name, p, e in share_errors if abs(e) > SHARE_LIMIT
     )
     alt = (
-        f"Errors of the model on {len(all_rows)} published rows, {inside_count} of them inside both bands. "
+        f"Errors of the model on {len(all_rows)} published rows, {inside_count} of them inside "
+        "both bands. "
         f"Times: {time_text}. Shares outside: {', '.join(outside_texts) or 'none'}."
     )
     return st.finish(fig, alt=alt)

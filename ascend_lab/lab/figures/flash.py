@@ -54,7 +54,7 @@ def fig_online_softmax(
 def _bars(
     ax: Any, bars: Any, earlier_count: int, earlier_bars: Any, count: int, colour: str = st.ORANGE
 ) -> None:
-    """Draw bars, the first `earlier_count` of earlier blocks, and outlines of their former heights."""
+    """Draw bars, the first of them from earlier blocks, and outlines of their former heights."""
     colours = [st.SKY] * earlier_count + [colour] * (len(bars) - earlier_count)
     ax.bar(range(len(bars)), bars, color=colours, edgecolor=st.INK, width=0.7)
     if len(earlier_bars):

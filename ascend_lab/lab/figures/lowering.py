@@ -166,7 +166,8 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
     ax.set_xticks(range(len(pipes)), pipes)
     ax.xaxis.tick_top()
     st.bare(ax)
-    alt = f"One turn of {program.name} on {', '.join(pipes)}. From set to wait: {'; '.join(alt_parts)}."
+    events = "; ".join(alt_parts)
+    alt = f"One turn of {program.name} on {', '.join(pipes)}. From set to wait: {events}."
     return st.finish(fig, alt=alt)
 
 
@@ -189,7 +190,7 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
 
     `count` and `channels` are those of the graph heads, and mean nothing to the others.
     """
-    own = choices.heads(channels, count=count) if name == "heads" else choices.OWN[name]()
+    own = choices.heads(channels, count=count) if name == "heads" else choices.BUILDERS[name]()
     graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(own)[0], load_chip(choices.CHIP))
     sides = {"the rule": layout.assign_layouts(graph), "the fewest bytes": choices.cheapest(graph)}
     rows = max(len(side.nodes) for side in sides.values())
