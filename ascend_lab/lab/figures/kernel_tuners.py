@@ -1,4 +1,4 @@
-"""Figures of the vector and the cube tuner: trees that grow, populations over a landscape."""
+"""Figures of the vector and the cube tuner: search trees, and populations of a genetic search."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,17 +32,20 @@ def fig_dials(rows: int, columns: int, answers: Mapping[str, Any]) -> st.LabFigu
     width = answers["width 1"] or share  # 0: the share is one tile
     fold = answers["fold 1"]
     counts = (-(-rows // share), -(-share // width), -(-columns // fold))
-    says = (
+    steps = "steps" if counts[2] > 1 else "step"
+    labels = (
         f"{rows} rows x {columns}\nshare = {share} rows: {counts[0]} cores",
         f"one core: {share} rows\nwidth = {width} rows: {counts[1]} tiles",
-        f"one tile: {width} rows\nfold = {fold}: {counts[2]} step{'s' * (counts[2] > 1)} a row",
+        f"one tile: {width} rows\nfold = {fold}: {counts[2]} {steps} a row",
     )
     fig, ax = st.new_figure(height_in=2.3)
-    for x, count, text in zip((0.0, 1.35, 2.7), counts, says, strict=True):
-        across = x == 2.7  # folds go along the columns
+    for x, count, text in zip((0.0, 1.35, 2.7), counts, labels, strict=True):
+        is_horizontal = x == 2.7  # folds go along the columns
         for part in range(count):
-            at = part / count
-            place = (x + at, 0.0, 1 / count, 1.0) if across else (x, at, 1.0, 1 / count)
+            offset = part / count
+            place = (
+                (x + offset, 0.0, 1 / count, 1.0) if is_horizontal else (x, offset, 1.0, 1 / count)
+            )
             fill = st.BLUE if part == 0 else "#FFFFFF"
             st.box(ax, *place, fc=fill, ec=st.INK, lw=0.6)
         st.put(ax, x + 0.5, -0.25, text)
@@ -51,7 +54,7 @@ def fig_dials(rows: int, columns: int, answers: Mapping[str, Any]) -> st.LabFigu
         ax.annotate("", (x + 0.32, 0.5), (x + 0.03, 1 / counts[0] / 2), arrowprops=look)
     ax.set(xlim=(-0.1, 3.8), ylim=(1.05, -0.5), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
-    summary = "; ".join(text.replace("\n", ", ") for text in says)
+    summary = "; ".join(text.replace("\n", ", ") for text in labels)
     return st.finish(fig, alt=f"Three rectangles, each the dark part of the last: {summary}.")
 
 
@@ -64,9 +67,9 @@ def fig_toy_tree(
     """
     fig, ax = st.new_figure(height_in=2.5)
     spots: dict[Point, tuple[float, float]] = {p: (i, 0.0) for i, p in enumerate(costs)}
-    for first in dict.fromkeys(p[0] for p in costs):
-        places = [x for p, (x, _) in list(spots.items()) if len(p) == 2 and p[0] == first]
-        spots[(first,)] = (sum(places) / len(places), 1.0)
+    for value in dict.fromkeys(point[0] for point in costs):
+        leaf_places = [x for x, point in enumerate(costs) if point[0] == value]
+        spots[(value,)] = (sum(leaf_places) / len(leaf_places), 1.0)
     spots[()] = ((len(costs) - 1) / 2, 2.0)
     for point, (x, y) in spots.items():
         n = visits.get(point, 0)
@@ -84,9 +87,11 @@ def fig_toy_tree(
     ax.set(xlim=(-0.6, len(costs) - 0.4), ylim=(-0.45, 2.35), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     summary = ", ".join(f"{'-'.join(map(str, p))} {c:g}" for p, c in costs.items())
-    seen = ", ".join(f"{'-'.join(map(str, p)) or 'root'} {n}" for p, n in visits.items() if n)
+    visits_text = ", ".join(
+        f"{'-'.join(map(str, p)) or 'root'} {n}" for p, n in visits.items() if n
+    )
     return st.finish(
-        fig, alt=f"A tree of two decisions. Costs of leaves: {summary}. Visits: {seen}."
+        fig, alt=f"A tree of two decisions. Costs of leaves: {summary}. Visits: {visits_text}."
     )
 
 
@@ -96,9 +101,9 @@ def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.La
     One column a decision; decisions in which every prefix had one value tried are left out. The
     path to the best point has a bold edge. Low bars stay nameless.
     """
-    last = min(deepest, len(names))
-    tree = tree_of(root, last)
-    forks = {len(p) + 1 for p, n in tree.items() if len(n.children) > 1 and len(p) < last}
+    deepest_drawn = min(deepest, len(names))
+    tree = tree_of(root, deepest_drawn)
+    forks = {len(p) + 1 for p, n in tree.items() if len(n.children) > 1 and len(p) < deepest_drawn}
     levels = [0, *(sorted(forks) or [1])]  # depths at which some node has a sibling
     spans = _spans(tree, root)
     node = root
@@ -109,8 +114,8 @@ def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.La
     fig, ax = st.new_figure(height_in=3.6)
     for point, span in spans.items():
         if len(point) in levels:
-            at = levels.index(len(point))
-            _draw(ax, tree, span, at, point, best[: len(point)] == point)
+            column = levels.index(len(point))
+            _draw(ax, tree, span, column, point, best[: len(point)] == point)
     ax.set(xlim=(-0.1, len(levels) - 0.3), ylim=(0, 1.0), yticks=[])
     ax.invert_yaxis()
     ax.set_xticks([i + 0.17 for i in range(len(levels))], ["", *(names[i - 1] for i in levels[1:])])
@@ -140,27 +145,29 @@ def _spans(tree: Tree, root: Node) -> dict[Point, tuple[float, float]]:
 
 
 def _draw(
-    ax: Any, tree: Tree, span: tuple[float, float], at: int, point: Point, bold: bool
+    ax: Any, tree: Tree, span: tuple[float, float], column: int, point: Point, bold: bool
 ) -> None:
     """Draw one node as a bar, the band that leads to it, and its value if there is room."""
-    (top, bottom) = span
     gap = 0.004 if len(point) else 0.0
-    top, bottom = top + gap / 2, max(bottom - gap / 2, top + 0.001)
+    top = span[0] + gap / 2
+    bottom = max(span[1] - gap / 2, top + 0.001)
     worst = (tree[point].best / tree[()].best - 1) / (WORST - 1)
     shade = SHADES(1 - min(worst, 1.0) * 0.95)
     if point:
-        band = Path([(at - 0.66, top), (at, top), (at, bottom), (at - 0.66, bottom)])
+        band = Path(
+            [(column - 0.66, top), (column, top), (column, bottom), (column - 0.66, bottom)]
+        )
         edge = st.VERMILLION if bold else "none"
         ax.add_patch(PathPatch(band, fc=shade, alpha=0.35, ec=edge, lw=0, zorder=1))
     look: dict[str, Any] = (
         {"ec": st.VERMILLION, "lw": 2.2, "zorder": 4} if bold else {"ec": st.INK, "lw": 0.3}
     )
-    st.box(ax, at, top, 0.34, bottom - top, fc=to_hex(shade), **look)
+    st.box(ax, column, top, 0.34, bottom - top, fc=to_hex(shade), **look)
     if bottom - top > 0.045:
         text = "start" if not point else "none" if point[-1] in ("", 0) else str(point[-1])
         ink: dict[str, Any] = {"color": "#FFFFFF" if worst < 0.45 else st.INK, "zorder": 5}
         ink |= {"fontsize": 7, "weight": "bold" if bold else None}
-        st.put(ax, at + 0.17, (top + bottom) / 2, text, **ink)
+        st.put(ax, column + 0.17, (top + bottom) / 2, text, **ink)
 
 
 def fig_grown_tree(
@@ -175,11 +182,11 @@ def fig_grown_tree(
 def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw the Gantt charts of several schedules of one operator below each other, to one scale."""
     rows = len(gantt.pipes_of(timelines.values()))
-    last = max(line.cycles for line in timelines.values())
+    longest = max(line.cycles for line in timelines.values())
     fig, axes = st.new_figure(nrows=len(timelines), height_in=(0.6 + 0.3 * rows) * len(timelines))
     for ax, (name, line) in zip(st.panels(axes), timelines.items(), strict=True):
         gantt.draw_gantt(ax, line, critical=True, numbers=False)
-        ax.set(xlim=(0, last), title=f"{name}: {line.cycles:,} cycles")
+        ax.set(xlim=(0, longest), title=f"{name}: {line.cycles:,} cycles")
     gantt.gantt_legend(fig, timelines.values())
     summary = " ".join(f"{name}: {gantt.describe(line)}" for name, line in timelines.items())
     return st.finish(fig, alt=f"Gantt charts. {summary}")
@@ -193,11 +200,11 @@ SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))
 
 def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     """Draw cycles by tile: rows m down, columns n across, in fractals; None: does not fit."""
-    good = {tile: cost for tile, cost in cycles.items() if cost is not None}
+    legal = {tile: cost for tile, cost in cycles.items() if cost is not None}
     rows, cols = (sorted({tile[i] for tile in cycles}) for i in (0, 1))
-    best = min(good, key=lambda t: good[t])
-    least = min(good.values())
-    most = max(good.values())
+    best = min(legal, key=lambda t: legal[t])
+    least_cost = min(legal.values())
+    largest_cost = max(legal.values())
     fig, ax = st.new_figure(height_in=2.5)
     for (m, n), cost in cycles.items():
         x = cols.index(n)
@@ -205,11 +212,11 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
         if cost is None:
             box: dict[str, Any] = {"fc": "none", "ec": st.VERMILLION, "hatch": "xx", "lw": 0.8}
         else:
-            shade = 0.05 + 0.75 * (cost - least) / max(most - least, 1)
+            shade = 0.05 + 0.75 * (cost - least_cost) / max(largest_cost - least_cost, 1)
             box = {"fc": st.BLUE, "alpha": 1 - shade, "ec": st.INK, "lw": 0.8}
         st.box(ax, x, y, 0.94, 0.9, **box)
         text = "does not fit" if cost is None else f"{cost:,}"
-        dark = cost is not None and cost - least < 0.45 * (most - least)
+        dark = cost is not None and cost - least_cost < 0.45 * (largest_cost - least_cost)
         paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5} if cost is None else None
         ink = "#FFFFFF" if dark else st.INK
         weight = "bold" if (m, n) == best else None
@@ -219,8 +226,8 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     ax.set_xticks([i + 0.47 for i in range(len(cols))], [str(n) for n in cols])
     ax.set_yticks([i + 0.45 for i in range(len(rows))], [str(m) for m in rows])
     st.bare(ax)
-    named = {tile: "does not fit" if c is None else f"{c:,}" for tile, c in cycles.items()}
-    summary = ", ".join(f"{m}x{n} {cost}" for (m, n), cost in named.items())
+    cost_texts = {tile: "does not fit" if c is None else f"{c:,}" for tile, c in cycles.items()}
+    summary = ", ".join(f"{m}x{n} {cost}" for (m, n), cost in cost_texts.items())
     return st.finish(fig, alt=f"Cycles by tile m x n: {summary}. The best is {best[0]}x{best[1]}.")
 
 
@@ -246,8 +253,8 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
     ax.set_xticks([i + 0.47 for i in range(len(one))], space.names)
     ax.xaxis.tick_top()
     st.bare(ax)
-    ends = zip(space.names, mixed, child, strict=True)
-    repaired = [f"{name} from {a} to {b}" for name, a, b in ends if a != b]
+    pairs = zip(space.names, mixed, child, strict=True)
+    repaired = [f"{name} from {a} to {b}" for name, a, b in pairs if a != b]
     summary = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values, _ in lines)
     return st.finish(fig, alt=f"{summary}. Repaired: {', '.join(repaired) or 'nothing'}.")
 
@@ -263,20 +270,20 @@ def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st
     fig, _ = st.new_figure(height_in=4.4)
     fig.clear()
     grid = fig.add_gridspec(2, 3, height_ratios=(1.0, 1.15))
-    least = float(costs.min())
+    least_cost = float(costs.min())
     alt_parts = []
     for i, number in enumerate((0, len(log) // 3, len(log) - 1)):
         ax = fig.add_subplot(grid[0, i])
         people = log[number]
         _draw_map(ax, space, costs, people, first=i == 0)
         ax.set_title(f"generation {number}", loc="left")
-        best = people[0][0] / least
-        median = float(np.median([c for c, _ in people])) / least
+        best = people[0][0] / least_cost
+        median = float(np.median([c for c, _ in people])) / least_cost
         count = f"{len({p for _, p in people})} different points"
         alt_parts.append(f"generation {number}: best {best:.3f}, median {median:.2f}, {count}")
-    _draw_cloud(fig.add_subplot(grid[1, :]), costs, log, least)
+    _draw_cloud(fig.add_subplot(grid[1, :]), costs, log, least_cost)
     summary = "; ".join(alt_parts)
-    marks = ", ".join(f"{name} {np.quantile(costs, s) / least:.2f}" for s, name in SHARES)
+    marks = ", ".join(f"{name} {np.quantile(costs, s) / least_cost:.2f}" for s, name in SHARES)
     alt = f"Costs relative to the best of {len(costs):,} tilings. {summary}. Cheapest shares of the"
     return st.finish(fig, alt=f"{alt} space end at: {marks}.")
 
@@ -284,18 +291,19 @@ def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st
 def _draw_map(ax: Any, space: CubeSpace, costs: Floats, people: People, *, first: bool) -> None:
     """Draw the least cost for each number of cores and width of tile, and where people are."""
     cores = space.genes["rows"] * space.genes["cols"]
-    wide = space.genes["n"]
+    tile_widths = space.genes["n"]
     xs, x = np.unique(cores, return_inverse=True)
-    ys, y = np.unique(wide, return_inverse=True)
+    ys, y = np.unique(tile_widths, return_inverse=True)
     cells = np.full((len(ys), len(xs)), np.inf)
     np.minimum.at(cells, (y, x), np.log(costs))
     cells[np.isinf(cells)] = np.nan
     ax.pcolormesh(cells, cmap="Blues_r", vmin=np.nanmin(cells) - 0.6, vmax=np.nanmax(cells) + 0.3)
     rng = np.random.default_rng(0)
-    at = [space.row(point) for _, point in people]
-    shift = rng.uniform(0.2, 0.8, (2, len(at)))
-    ax.scatter(x[at] + shift[0], y[at] + shift[1], s=15, c=st.ORANGE, ec=st.INK, lw=0.5)
-    ax.scatter(x[at[0]] + 0.5, y[at[0]] + 0.5, s=80, c=st.VERMILLION, marker="*", ec=st.INK, lw=0.6)
+    rows = [space.row(point) for _, point in people]
+    best = rows[0]
+    shift = rng.uniform(0.2, 0.8, (2, len(rows)))
+    ax.scatter(x[rows] + shift[0], y[rows] + shift[1], s=15, c=st.ORANGE, ec=st.INK, lw=0.5)
+    ax.scatter(x[best] + 0.5, y[best] + 0.5, s=80, c=st.VERMILLION, marker="*", ec=st.INK, lw=0.6)
     step = max(1, len(xs) // 6)
     ax.set_xticks(np.arange(len(xs))[::step] + 0.5, [str(v) for v in xs[::step]])
     ax.set_yticks(np.arange(len(ys)) + 0.5, [str(v) if first else "" for v in ys], fontsize=6)
@@ -306,20 +314,20 @@ def _draw_map(ax: Any, space: CubeSpace, costs: Floats, people: People, *, first
 
 
 def _draw_cloud(ax: Any, costs: Floats, log: Sequence[People], least: float) -> None:
+    """Draw every point of every generation: blue in its first one, light in later ones."""
     for share, name in SHARES:
         level = float(np.quantile(costs, share)) / least
         ax.axhline(level, color=st.GREY, ls=(0, (3, 2)), lw=0.8)
         ax.text(len(log) - 0.4, level, f"{name} are cheaper", fontsize=7, va="bottom", color=st.INK)
     rng = np.random.default_rng(0)
-    old = set()
+    earlier_points = set[Point]()
     for number, people in enumerate(log):
-        here = [cost / least for cost, _ in people]
-        new = [point not in old for _, point in people]
-        old |= {point for _, point in people}
-        x = number + rng.uniform(-0.25, 0.25, len(here))
-        for fresh, colour in ((False, st.LIGHT), (True, st.BLUE)):
-            part = np.array(new) == fresh
-            ax.scatter(x[part], np.array(here)[part], s=11, c=colour, ec=st.INK, lw=0.3)
+        ratios = np.array([cost / least for cost, _ in people])
+        is_new = np.array([point not in earlier_points for _, point in people])
+        earlier_points |= {point for _, point in people}
+        x = number + rng.uniform(-0.25, 0.25, len(ratios))
+        for drawn, colour in ((~is_new, st.LIGHT), (is_new, st.BLUE)):
+            ax.scatter(x[drawn], ratios[drawn], s=11, c=colour, ec=st.INK, lw=0.3)
     ax.plot(range(len(log)), [people[0][0] / least for people in log], color=st.GREEN, lw=1.4)
     ax.axhline(1.0, color=st.INK, lw=0.8)
     ax.set_yscale("log")

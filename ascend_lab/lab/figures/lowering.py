@@ -42,6 +42,7 @@ def residual_sum(n: int, tile: int, slots: int, chip: str, inputs: int = 2) -> i
 
 
 def _only(s: dsl.Schedule) -> isa.Program:
+    """Return the program of the first part in the last phase; the callers have only one."""
     return te.lower(s).phases[-1].parts[0].program
 
 
@@ -51,23 +52,29 @@ def five_programs() -> dict[str, tuple[isa.Program, Chip]]:
     toy = load_chip("Toy")
     a, b = (te.placeholder((65536,), name=name) for name in "ab")
     plain = te.split(te.create_schedule(te.renamed(te.vadd(a, b), "y"), chip), "y", "i", 8192)
-    x = te.placeholder((32, 65536), name="x")
-    p = te.placeholder((65536,), name="p")
-    z = te.compute(x.shape, lambda i, j: x[i, j] + p[j], name="z")
-    s = te.vectorise(te.split(te.create_schedule(z, chip), "z", "j", 8192), "z", "j_i")
-    s = te.cache_read(te.reorder(s, "z", "j_o", "i"), "p", "UB")
-    held = te.double_buffer(te.compute_at(s, "p_ub", "z", "j_o"), "z")
     r = te.placeholder((2048, 512), name="r")
-    e = te.vexp(te.vsub(r, te.broadcast(te.reduce_max(r, -1, True), r.shape)))
-    soft = te.vdiv(e, te.broadcast(te.reduce_sum(e, -1, True), r.shape))
+    powers = te.vexp(te.vsub(r, te.broadcast(te.reduce_max(r, -1, True), r.shape)))
+    softmax = te.vdiv(powers, te.broadcast(te.reduce_sum(powers, -1, True), r.shape))
     c = te.matmul(te.placeholder((64, 256), name="c"), te.placeholder((256, 64), name="d"))
     return {
         "sum": (_only(te.double_buffer(plain, "y")), chip),
-        "table": (_only(held), chip),
+        "table": (_table_sum(chip), chip),
         "block": (residual_sum(64 * 56 * 56, 2 * 56 * 56, 2, chip.name), chip),
-        "softmax": (_only(te.auto_schedule(soft, chip)), chip),
+        "softmax": (_only(te.auto_schedule(softmax, chip)), chip),
         "product": (_only(te.auto_schedule(c, toy)), toy),
     }
+
+
+def _table_sum(chip: Chip) -> isa.Program:
+    """Return z[i, j] = x[i, j] + p[j], where each piece of the table p is loaded once for all i."""
+    x = te.placeholder((32, 65536), name="x")
+    p = te.placeholder((65536,), name="p")
+    z = te.compute(x.shape, lambda i, j: x[i, j] + p[j], name="z")
+    s = te.create_schedule(z, chip)
+    s = te.vectorise(te.split(s, "z", "j", 8192), "z", "j_i")
+    s = te.cache_read(te.reorder(s, "z", "j_o", "i"), "p", "UB")
+    s = te.compute_at(s, "p_ub", "z", "j_o")
+    return _only(te.double_buffer(s, "z"))
 
 
 # -- programs as text -----------------------------------------------------------------------------
@@ -83,8 +90,8 @@ def rewritten(program: isa.Program, *edits: tuple[str, str]) -> isa.Program:
 
 def without(program: isa.Program, event: str) -> isa.Program:
     """Return the program without the sets and waits of one kind of flag, such as V>MTE2:0x2."""
-    kept = (line for line in str(program).splitlines() if f"_flag {event}" not in line)
-    return isa.parse_program("\n".join(kept))
+    other_lines = (line for line in str(program).splitlines() if f"_flag {event}" not in line)
+    return isa.parse_program("\n".join(other_lines))
 
 
 def same_order(one: isa.Program, two: isa.Program) -> bool:
@@ -105,23 +112,23 @@ def fig_addresses(
     size = load_chip(chip).buffers["UB"]
     fig, ax = st.new_figure(height_in=1.5)
     alt_parts = []
-    used = 0
+    used_bytes = 0
     for number, buffer in enumerate(b for b in program.buffers if b.space == "UB"):
         for slot in range(buffer.slots):
-            low = buffer.address + slot * buffer.slot_bytes
+            start = buffer.address + slot * buffer.slot_bytes
             look = LOOKS[number % len(LOOKS)] | {"edgecolor": st.INK}
-            st.box(ax, low / KIB, 0, buffer.slot_bytes / KIB, 1, **look)
+            st.box(ax, start / KIB, 0, buffer.slot_bytes / KIB, 1, **look)
             paper = {"facecolor": look["facecolor"], "edgecolor": "none", "pad": 1.0}
-            middle = (low + buffer.slot_bytes / 2) / KIB
+            middle = (start + buffer.slot_bytes / 2) / KIB
             st.put(ax, middle, 0.5, f"{buffer.name}\nslot {slot}", bbox=paper)
-            used = max(used, low + buffer.slot_bytes)
+            used_bytes = max(used_bytes, start + buffer.slot_bytes)
         alt_parts.append(
             f"{buffer.name} at {buffer.address:,}, {buffer.slots} x {buffer.slot_bytes:,}"
         )
     ax.set(xlim=(0, size / KIB), ylim=(0, 1), yticks=[], xlabel=f"address in UB of {chip} (KiB)")
-    ax.set(title=f"tiles of {tile:,}: {used:,} of {size:,} bytes, {used / size:.0%}")
+    ax.set(title=f"tiles of {tile:,}: {used_bytes:,} of {size:,} bytes, {used_bytes / size:.0%}")
     return st.finish(
-        fig, alt=f"UB of {chip}, {size:,} bytes: {'; '.join(alt_parts)}; {used:,} in use."
+        fig, alt=f"UB of {chip}, {size:,} bytes: {'; '.join(alt_parts)}; {used_bytes:,} in use."
     )
 
 
@@ -172,6 +179,7 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
 
 
 def _arrow(ax: Any, start: st.Point, end: st.Point, style: str, colour: str) -> None:
+    """Draw an arrow from one point to another."""
     look = {"arrowstyle": "-|>", "linestyle": style, "color": colour, "linewidth": 1.1}
     ax.annotate("", end, start, arrowprops=look)
 
@@ -190,25 +198,32 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
 
     `count` and `channels` are those of the graph heads, and mean nothing to the others.
     """
-    own = choices.heads(channels, count=count) if name == "heads" else choices.BUILDERS[name]()
-    graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(own)[0], load_chip(choices.CHIP))
-    sides = {"the rule": layout.assign_layouts(graph), "the fewest bytes": choices.cheapest(graph)}
-    rows = max(len(side.nodes) for side in sides.values())
+    unprepared = (
+        choices.heads(channels, count=count) if name == "heads" else choices.BUILDERS[name]()
+    )
+    graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(unprepared)[0], load_chip(choices.CHIP))
+    laid_out_graphs = {
+        "the rule": layout.assign_layouts(graph),
+        "the fewest bytes": choices.cheapest(graph),
+    }
+    rows = max(len(laid_out.nodes) for laid_out in laid_out_graphs.values())
     fig, axes = st.new_figure(ncols=2, height_in=0.9 + 0.26 * rows)
     alt_parts = []
-    for ax, (title, side) in zip(st.panels(axes), sides.items(), strict=True):
+    for ax, (title, side) in zip(st.panels(axes), laid_out_graphs.items(), strict=True):
         for y, node in enumerate(side.nodes):
             kind = side.types[node.output]
             look = COLOURS["trans_data" if node.op == "trans_data" else kind.layout]
             st.box(ax, 0, y - 0.4, 1, 0.8, edgecolor=st.INK, **look)
             words = f"{node.op}  {kind.size_bytes / KIB:,.0f} KiB"
             st.put(ax, 0.5, y, words, bbox={"facecolor": st.PAPER, "edgecolor": "none", "pad": 1})
-        moved = choices.converted_bytes(side)
-        count = sum(node.op == "trans_data" for node in side.nodes)
+        moved_bytes = choices.converted_bytes(side)
+        conversions = sum(node.op == "trans_data" for node in side.nodes)
         ax.set(xlim=(0, 1), ylim=(rows - 0.4, -0.6), xticks=[], yticks=[])
-        ax.set_title(f"{title}: {moved / KIB:,.0f} KiB converted")
-        alt_parts.append(f"{title}: {count} conversions that move {moved:,} bytes")
-    used = {n.layout for side in sides.values() for n in side.types.values()} | {"trans_data"}
+        ax.set_title(f"{title}: {moved_bytes / KIB:,.0f} KiB converted")
+        alt_parts.append(f"{title}: {conversions} conversions that move {moved_bytes:,} bytes")
+    used = {"trans_data"}
+    for side in laid_out_graphs.values():
+        used |= {kind.layout for kind in side.types.values()}
     looks = {k: v for k, v in COLOURS.items() if k in used}
     st.key(fig, looks, loc="outside lower center", ncols=4)
     return st.finish(fig, alt=f"Operators of {name} from first to last. {'; '.join(alt_parts)}.")
@@ -222,8 +237,8 @@ RULES = ("greedy-by-start", "greedy-by-size")
 SHORT_TASKS = 2
 """A result that only the next task reads lives this long."""
 TIME_LIMIT_S = 60.0
-SOON: dict[str, Any] = {"facecolor": st.SKY, "edgecolor": st.INK, "hatch": ""}
-WAITS: dict[str, Any] = {"facecolor": st.ORANGE, "edgecolor": st.INK, "hatch": "//"}
+READ_NEXT: dict[str, Any] = {"facecolor": st.SKY, "edgecolor": st.INK, "hatch": ""}
+READ_LATER: dict[str, Any] = {"facecolor": st.ORANGE, "edgecolor": st.INK, "hatch": "//"}
 
 
 @cache
@@ -298,19 +313,21 @@ def fig_arena(
 
 
 def _planned(compiled: Compiled, method: str, in_place: bool) -> Plan:
+    """Return the plan of a network's activations by a method."""
     return plan_network(compiled, method, in_place=in_place, time_limit_s=TIME_LIMIT_S)
 
 
 def _verdict(plan: Plan) -> str:
-    above = f"+{plan.gap:.0%}" if plan.height_bytes > plan.lower_bound_bytes else "the bound"
-    return f"{plan.height_bytes / 2**20:.1f} MiB, {above}"
+    """Return a plan's height, and how far it is above the lower bound."""
+    above_bound = f"+{plan.gap:.0%}" if plan.height_bytes > plan.lower_bound_bytes else "the bound"
+    return f"{plan.height_bytes / 2**20:.1f} MiB, {above_bound}"
 
 
 def _legend(fig: st.LabFigure) -> None:
     """Explain the two kinds of rectangles and the line."""
     line = Line2D([], [], color=st.VERMILLION, linestyle="--", linewidth=1.4)
     line.set_label("most live bytes")
-    looks = {"read by the next task only": SOON, "waits longer": WAITS}
+    looks = {"read by the next task only": READ_NEXT, "waits longer": READ_LATER}
     st.key(fig, looks, line, loc="outside lower center", ncols=3)
 
 
@@ -321,7 +338,7 @@ def _draw(
     for b in buffers:
         low = plan.offsets[b.id] / unit
         size = b.size_bytes / unit
-        look = WAITS if b.upper - b.lower > SHORT_TASKS else SOON
+        look = READ_LATER if b.upper - b.lower > SHORT_TASKS else READ_NEXT
         line = 0.9 if labels else 0.4
         st.box(ax, b.lower, low, b.upper - b.lower, size, linewidth=line, **look)
         if labels:
