@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 # Arguments whose values `check_outputs` checks before any work.
 OUTPUTS = (
-    *("json", "trace", "output", "outputs", "fusion_result", "check_report", "report", "figure"),
+    "json",
+    "trace",
+    "output",
+    "outputs",
+    "fusion_result",
+    "check_report",
+    "report",
+    "figure",
     "records",
 )
 """Arguments that name a file to write; only JSON can be printed, with -."""
@@ -303,10 +310,9 @@ def is_tuned(arguments: argparse.Namespace) -> bool:
 
 
 def tuned_road(arguments: argparse.Namespace, chip: Chip, road: Road) -> Road:
-    """Return the compiler's options with the slices and launches that the schedules were tuned for.
+    """Return the compiler's options `road` with the slices and launches of the tuned schedules.
 
     A schedule is for a kernel of a certain size: a network cut otherwise has other kernels.
-    `road` is the compiler's options.
     """
     if arguments.tuned is None:
         return road

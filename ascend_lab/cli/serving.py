@@ -103,8 +103,8 @@ def _served_text(data: dict[str, Any]) -> list[str]:
     total = sum(data["batches"].values())
     # "batch    8  40.00% ####################": a full bar is 50 characters
     lines += [
-        f"  batch {size:>4} {requests / total:7.2%} {'#' * round(50 * requests / total)}"
-        for size, requests in data["batches"].items()
+        f"  batch {size:>4} {batch_count / total:7.2%} {'#' * round(50 * batch_count / total)}"
+        for size, batch_count in data["batches"].items()
     ]
     return lines
 

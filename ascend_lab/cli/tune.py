@@ -184,7 +184,17 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
                 0, "--Fnonhomo_split changes nothing: slices of uneven sizes are always tried"
             )
         run = _Run(
-            arguments, job, chip, dtype, settings, folder, knowledge, workers, bars, started, head
+            arguments=arguments,
+            job=job,
+            chip=chip,
+            dtype=dtype,
+            settings=settings,
+            folder=folder,
+            knowledge=knowledge,
+            workers=workers,
+            bars=bars,
+            started=started,
+            head=head,
         )
         return _for_each(sources, partial(_tune_source, run))
 

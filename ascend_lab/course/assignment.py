@@ -174,8 +174,8 @@ def find(name: str, course: str | Path | None = None, hand_ins: str | Path | Non
     """Return the folder of an assignment such as "A1".
 
     It is `course` or a folder in it; the default is the course of the git checkout. Neither the
-    working directory
-    nor `hand_ins` is searched: a judge that came with a hand-in would run as the grader.
+    working directory nor `hand_ins` is searched: a judge that came with a hand-in would run as the
+    grader.
     """
     root = Path(course) if course else CHECKOUT
     subfolders = sorted(root.glob("A*")) if root.is_dir() else []

@@ -100,10 +100,10 @@ class Mark:
     @property
     def ratio(self) -> float | None:
         """Return cost / certified optimum, geometric mean over timed cases; None if one fails."""
-        timed = [t for t in self.case_results if t.timed]
-        if not timed or any(t.faults or not t.judged.cost for t in timed):
+        timed = [result for result in self.case_results if result.timed]
+        if not timed or any(result.faults or not result.judged.cost for result in timed):
             return None
-        logs = [math.log((t.judged.cost or 1) / t.judged.optimum) for t in timed]
+        logs = [math.log((result.judged.cost or 1) / result.judged.optimum) for result in timed]
         return math.exp(sum(logs) / len(logs))
 
 
@@ -141,10 +141,16 @@ def try_cases(
         else:
             judged = _fails(task, f"{UNJUDGED} (others of this hand-in took too long)")
         slow_count += any(TOO_LONG in fault for fault in judged.properties.values())
-        function = case.call.function
-        case_results.append(
-            CaseResult(part, case.name, digest, answer, judged, case.timed, function)
+        case_result = CaseResult(
+            part=part,
+            case=case.name,
+            digest=digest,
+            answer=answer,
+            judged=judged,
+            timed=case.timed,
+            function=case.call.function,
         )
+        case_results.append(case_result)
     return case_results
 
 
@@ -379,16 +385,16 @@ def mark(
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     pseudonym = handin.constant(work.source, "PSEUDONYM")
     return Mark(
-        work.student,
-        work.file,
-        digest,
-        points,
-        late,
-        case_results,
-        tuple(notes),
-        pseudonym,
-        enrolled.name,
-        work.source,
+        student=work.student,
+        file=work.file,
+        digest=digest,
+        points=points,
+        late_points=late,
+        case_results=case_results,
+        notes=tuple(notes),
+        pseudonym=pseudonym,
+        name=enrolled.name,
+        source=work.source,
     )
 
 
@@ -473,13 +479,13 @@ def _lost(row: _Row) -> Mark:
     points = {part: 0.0 for part in task.points if part != "log"}
     notes = (*row.work.notes, "could not be graded (the process that judges it ended, twice)")
     return Mark(
-        row.work.student,
-        row.work.file,
-        "",
-        points,
-        0.0,
-        (),
-        notes,
+        student=row.work.student,
+        file=row.work.file,
+        digest="",
+        points=points,
+        late_points=0.0,
+        case_results=(),
+        notes=notes,
         name=row.enrolled.name,
         source=row.work.source,
     )

@@ -256,6 +256,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> s
 
 
 def _student_page(task: assignment.Assignment, mark: Mark) -> str:
+    """Return the HTML page of one student: points by part, faults, and charts of failing cases."""
     rows = [
         [
             (html.escape(part), part),
@@ -269,7 +270,7 @@ def _student_page(task: assignment.Assignment, mark: Mark) -> str:
         for part in mark.points
     ]
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in mark.notes)
-    failing = [t for t in mark.case_results if t.part == "public" and t.faults]
+    failing = [result for result in mark.case_results if result.part == "public" and result.faults]
     charts = _charts(task, mark, failing[:2], "")
     late = f", late {-mark.late_points:.1f}" if mark.late_points else ""
     title = f"{task.name} {task.title}: {mark.student}, {mark.total:.1f} points{late}"

@@ -1,10 +1,14 @@
 """Calls functions in another process over lines of JSON, with objects as arguments and results.
 
 The grader and the confined process of a hand-in exchange such lines when a check of the book calls
-a student's function with more than plain data. Numbers, texts, lists, tables, arrays and frozen
-dataclasses of the package are sent by value. A dataclass is sent once and then referred to by a
-number, so that it stays one object. Functions, generators and drafts of graphs are not sent; the
-other process gets a `StandIn`, which sends calls back.
+a student's function with more than plain data. Numbers, texts, lists, dictionaries, arrays and
+frozen dataclasses of the package are sent by value. A dataclass is sent once and then referred to
+by a number, so that it stays one object. Functions, generators and drafts of graphs are not sent;
+the other process gets a `StandIn`, which sends calls back.
+
+Of values that JSON lacks, "!" is the kind and "v" the contents: (1, 2) is {"!": "tuple", "v": [1,
+2]}. Further keys are "n" (number of an object), "c" (class), "t" (type of an array's elements), "s"
+(shape) and "w" (whether it can be changed).
 
 Data from a hand-in is never unpickled. It can only name frozen dataclasses of the package that the
 grader has imported already, and their constructors check the values. A hand-in may call functions
@@ -30,7 +34,9 @@ from ascend_lab.errors import AscendLabError
 STAYS = ("ascend_lab.compiler.draft:Draft", "ascend_lab.compiler.draft:GraphBuilder")
 """Classes whose objects stay in the grader's process, where their methods are called."""
 SPECIAL = ("__iter__", "__next__")
+"""Methods with underscores that may be called: those of a generator."""
 SETS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+"""Kinds of collections that are sent as lists."""
 Line = dict[str, Any]
 
 
@@ -76,9 +82,9 @@ class Wire:
         self.place = place
         self.far = roots is not None  # whether this is the hand-in's process: it trusts the grader
         self.roots = roots or {}
-        self.objects: dict[int, Any] = {}
-        self.numbers: dict[int, int] = {}
-        self.kept: set[int] = set()
+        self.objects: dict[int, Any] = {}  # number -> object that was sent or received
+        self.numbers: dict[int, int] = {}  # id of an object -> its number
+        self.kept: set[int] = set()  # objects that stayed here and may be called by number
 
     # -- calls -------------------------------------------------------------------------------------
 

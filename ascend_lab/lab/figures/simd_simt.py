@@ -183,8 +183,8 @@ def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     st.key(fig, looks, loc="outside lower center", ncols=4)
     alt = (
         f"Two warps of {WARP} lanes run an if with {depth} instructions on each side; "
-        f"{int(mask_as_given.sum())} of {mask_as_given.size} lanes take the then side. In the order "
-        f"given they issue {counts[0]} instructions, with the mask sorted {counts[1]}."
+        f"{int(mask_as_given.sum())} of {mask_as_given.size} lanes take the then side. In the "
+        f"order given they issue {counts[0]} instructions, with the mask sorted {counts[1]}."
     )
     return st.finish(fig, alt=alt)
 
