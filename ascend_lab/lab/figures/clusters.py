@@ -1,4 +1,4 @@
-"""Clusters drawn: servers as boxes, devices as discs, switches, every kind of link in its look."""
+"""Figures of clusters: topologies (servers, devices, switches, links), and collectives."""
 
 import math
 from collections.abc import Sequence
@@ -16,24 +16,37 @@ from ascend_lab.lab.chip_report import format_size
 from ascend_lab.lab.figures import style as st
 
 Look = tuple[str, Literal["-", "--", "-.", ":"]]
+"""Colour and dashes of a link."""
 LOOKS: tuple[Look, ...] = (
-    *((st.BLUE, "-"), (st.VERMILLION, "--"), (st.GREEN, "-."), (st.ORANGE, ":")),
-    *((st.PURPLE, "-"), (st.SKY, "--"), (st.GREY, ":")),
+    (st.BLUE, "-"),
+    (st.VERMILLION, "--"),
+    (st.GREEN, "-."),
+    (st.ORANGE, ":"),
+    (st.PURPLE, "-"),
+    (st.SKY, "--"),
+    (st.GREY, ":"),
 )
+# Of more servers, devices or switches than these the first and the last are drawn, dots between.
 MAX_SERVERS = 3
 MAX_DEVICES = 12
 MAX_SWITCHES = 8
-"""Drawn of each; of more, the first and the last with dots between."""
 DISC_IN = 0.13
+"""Radius of a device, in inches as all lengths here."""
 BOX_IN = (0.62, 0.22)
+"""Sides of a switch."""
 SERVER_IN = 2.1
+"""Height of a server."""
 ROW_IN = 0.62
-"""Radius of a device, sides of a switch, height of a server, distance of switch rows."""
+"""Distance of rows of switches."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """Where nodes go, in inches from the upper left; which servers are drawn, and their boxes."""
+    """Where things are drawn, in inches from the upper left.
+
+    `places` has the drawn devices and switches, `boxes` left and right edge of each drawn server,
+    `dots` what stands for nodes left out, and `rows` counts the rows of switches.
+    """
 
     places: dict[int, st.Point] = field(default_factory=dict)
     boxes: list[tuple[float, float]] = field(default_factory=list)
@@ -84,12 +97,12 @@ def _ends_of(count: int, most: int) -> list[int]:
 
 
 def _planned(topology: Topology) -> _Plan:
+    """Return where to draw the servers with their devices and switches, and other switches below."""
     plan = _Plan()
     neighbours = _neighbours(topology)
     server_of = {d: i for i, group in enumerate(topology.groups) for d in group}
-    server_of_switch: dict[
-        int, int
-    ] = {}  # the server of a switch that devices of one server only hang on
+    # switches to which devices of one server only are linked
+    server_of_switch: dict[int, int] = {}
     for switch in range(topology.size, topology.size + len(topology.switches)):
         servers = {server_of[n] for n in neighbours.get(switch, []) if n in server_of}
         network = family(topology.label(switch)) in ("rail", "spine", "ethernet")
@@ -111,9 +124,11 @@ def _planned(topology: Topology) -> _Plan:
 
 
 def _neighbours(topology: Topology) -> dict[int, list[int]]:
+    """Return the nodes to which each node is linked, in either direction."""
+    pairs = set(topology.between) | {(b, a) for a, b in topology.between}
     neighbours: dict[int, list[int]] = {}
-    for a, b in sorted({*topology.between, *((b, a) for a, b in topology.between)}):
-        neighbours.setdefault(a, []).append(b)
+    for node, neighbour in sorted(pairs):
+        neighbours.setdefault(node, []).append(neighbour)
     return neighbours
 
 
@@ -168,9 +183,10 @@ def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> Non
     spine_switches = [
         switch for switch in outer if all(n in outer for n in neighbours.get(switch, []))
     ]
-    for row in filter(
-        None, ([switch for switch in outer if switch not in spine_switches], spine_switches)
-    ):
+    leaf_switches = [switch for switch in outer if switch not in spine_switches]
+    for row in (leaf_switches, spine_switches):
+        if not row:
+            continue
         y = SERVER_IN + (plan.rows + 0.6) * ROW_IN
         drawn = [row[i] for i in _ends_of(len(row), MAX_SWITCHES)]
         spacing_in = st.WIDTH_IN / len(drawn)
@@ -183,6 +199,7 @@ def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> Non
 
 # -- drawing --------------------------------------------------------------------------------------
 def _servers(ax: Any, topology: Topology, plan: _Plan) -> None:
+    """Draw the boxes of servers and their titles."""
     drawn = _ends_of(len(topology.groups), MAX_SERVERS)
     for server, (left_in, right_in) in zip(drawn, plan.boxes, strict=True):
         shape: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.08", "zorder": 0}
@@ -195,6 +212,7 @@ def _servers(ax: Any, topology: Topology, plan: _Plan) -> None:
 
 
 def _links(ax: Any, topology: Topology, plan: _Plan, looks: dict[Kind, Look]) -> None:
+    """Draw the links between drawn nodes, one line for both directions."""
     crowded = len(plan.places) > 24
     for (a, b), link in topology.between.items():
         if (b < a and (b, a) in topology.between) or a not in plan.places or b not in plan.places:
@@ -207,6 +225,7 @@ def _links(ax: Any, topology: Topology, plan: _Plan, looks: dict[Kind, Look]) ->
 
 
 def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
+    """Draw devices as discs and switches as boxes, with their names."""
     for node, position in plan.places.items():
         label = topology.label(node)
         if node < topology.size:
@@ -222,7 +241,7 @@ def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
 # -- figures of collectives: who holds what after each round, and which algorithm wins where -------
 SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", st.BLUE])
 FAMILIES = {
-    name: (said, getattr(st, colour)) for name, (said, colour) in st.LOOKS["families"].items()
+    name: (letters, getattr(st, colour)) for name, (letters, colour) in st.LOOKS["families"].items()
 }
 """Letters and colour of each algorithm in the map."""
 DARK = (st.BLUE, st.VERMILLION, st.GREEN, st.GREY)
@@ -266,9 +285,8 @@ def fig_best_collective(
     """
     grid = [(load_topology(f"{kind}:{p}"), n) for p in counts for n in SIZES_BYTES]
     algorithms = [collective_time(op, topology, n).algorithm for topology, n in grid]
-    family_names = [
-        name.partition("(")[0].partition("*")[0] for name in algorithms
-    ]  # no levels, no chunks
+    # names may go on with levels in brackets, and with * and a number of chunks
+    family_names = [name.partition("(")[0].partition("*")[0] for name in algorithms]
     names = np.reshape(family_names, (len(counts), -1)).tolist()
     fig, ax = st.new_figure(height_in=0.55 + 0.36 * len(counts))
     for (row, column), name in np.ndenumerate(np.array(names)):

@@ -1,4 +1,4 @@
-"""FlashAttention: online softmax by hand, what attention costs, bytes against length, blocks."""
+"""Figures of FlashAttention: online softmax, the bytes that attention moves, blocks, pipelines."""
 
 import math
 from collections import Counter
@@ -32,9 +32,9 @@ def fig_online_softmax(
     total = 0.0
     maximum = -math.inf
     for ax, end in zip(axes, ends, strict=False):
-        factor = maximum
+        earlier_maximum = maximum
         maximum = max(maximum, float(values[:end].max()))
-        factor = math.exp(factor - maximum)
+        factor = math.exp(earlier_maximum - maximum)
         bars = np.exp(values[:end] - maximum)
         total = factor * total + float(bars[len(earlier_bars) :].sum())
         _bars(ax, bars, len(earlier_bars), earlier_bars if factor < 1 else np.zeros(0), len(values))
@@ -58,23 +58,15 @@ def _bars(
     colours = [st.SKY] * earlier_count + [colour] * (len(bars) - earlier_count)
     ax.bar(range(len(bars)), bars, color=colours, edgecolor=st.INK, width=0.7)
     if len(earlier_bars):
-        ax.bar(
-            range(len(earlier_bars)),
-            earlier_bars,
-            fc="none",
-            ec=st.GREY,
-            ls=(0, (3, 2)),
-            lw=0.9,
-            width=0.7,
-        )
+        outline: dict[str, Any] = {"fc": "none", "ec": st.GREY, "ls": (0, (3, 2)), "lw": 0.9}
+        ax.bar(range(len(earlier_bars)), earlier_bars, width=0.7, **outline)
     ax.set(xlim=(-0.6, count - 0.4), ylim=(0, 1.18), xticks=range(count))
     for place, height in enumerate(bars):
-        ax.text(
-            place, height + 0.02, f"{height:.3f}".rstrip("0").rstrip("."), ha="center", fontsize=7
-        )
+        text = f"{height:.3f}".rstrip("0").rstrip(".")
+        ax.text(place, height + 0.02, text, ha="center", fontsize=7)
 
 
-# What attention costs: the FlashAttention kernel against three kernels that store the scores.
+# -- what attention costs: one kernel, or three that store the scores -----------------------------
 @dataclass(frozen=True, slots=True)
 class AttentionTraffic:
     """Cost of one attention on a chip, counted from the programs of all cores.
@@ -146,20 +138,13 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     fig, axes = st.new_figure(ncols=2, height_in=3.2, sharey=True)
     panels = (("between cores and GM", "gm_bytes"), ("device memory", "memory_bytes"))
     alt_parts = []
-    sizes = [2**p for p in range(-2, 17, 2)]
     for ax, (name, field) in zip(axes, panels, strict=True):
-        separate_bytes, flash_bytes = (
-            [getattr(cost, field) for cost in costs] for costs in (separate_costs, flash_costs)
-        )
+        separate_bytes = [getattr(cost, field) for cost in separate_costs]
+        flash_bytes = [getattr(cost, field) for cost in flash_costs]
         ax.plot(lengths, separate_bytes, "s", color=st.VERMILLION, ms=5, label="three operators")
         ax.plot(lengths, flash_bytes, "o", color=st.BLUE, ms=5, label="FlashAttention")
         ax.plot(lengths, least_bytes, color=st.GREY, ls=(0, (3, 2)), label="q, k, v, result once")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log", base=2)
-        ax.set(xlim=(lengths[0] / 1.4, lengths[-1] * 3), xlabel="length n")
-        ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
-        ax.set_yticks([size * MIB for size in sizes], [f"{size:,}" for size in sizes])
-        ax.set_ylim(top=2**18 * MIB)
+        _scale_axes(ax, lengths)
         ax.set_title(name, loc="left")
         alt_parts.append(
             f"{name}: three operators {_span(separate_bytes)}, FlashAttention {_span(flash_bytes)}"
@@ -178,11 +163,24 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     return st.finish(fig, alt=f"Bytes on {chip}, {span}. {'. '.join(alt_parts)}; {end}.")
 
 
+def _scale_axes(ax: Any, lengths: Sequence[int]) -> None:
+    """Make both axes logarithmic: lengths across, sizes in MiB up."""
+    sizes_mib = [2**p for p in range(-2, 17, 2)]
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set(xlim=(lengths[0] / 1.4, lengths[-1] * 3), xlabel="length n")
+    ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
+    ax.set_yticks([size * MIB for size in sizes_mib], [f"{size:,}" for size in sizes_mib])
+    ax.set_ylim(top=2**18 * MIB)
+
+
 def _span(sizes: Sequence[int]) -> str:
+    """Return the first and the last of some sizes in words."""
     return f"{_mib(sizes[0])} to {_mib(sizes[-1])}"
 
 
 def _mib(size: float) -> str:
+    """Return bytes as MiB with three digits, or without a fraction from 100 on."""
     return f"{size / MIB:,.0f} MiB" if size >= 100 * MIB else f"{size / MIB:.3g} MiB"
 
 
@@ -223,6 +221,7 @@ def fig_flash_blocks(
 
 
 def _draw_shares(ax: Any, shares: dict[str, float], chip: Chip) -> None:
+    """Draw how full each buffer is; one that overflows is red and hatched."""
     for place, share in enumerate(shares.values()):
         overflows = share > 1
         look = {"fc": st.VERMILLION, "hatch": "//"} if overflows else {"fc": st.BLUE}
@@ -235,7 +234,7 @@ def _draw_shares(ax: Any, shares: dict[str, float], chip: Chip) -> None:
     ax.spines["left"].set_visible(False)
 
 
-# -- the pipeline of cores that are apart ----------------------------------------------------------
+# -- the pipeline of separate cube and vector cores ------------------------------------------------
 STAGES = {"QK": st.BLUE, "P": st.ORANGE, "PV": st.SKY, "GU": st.GREEN}
 STAGE_OF_TENSOR = {
     "AIC": {**dict.fromkeys(("q", "k", "s"), "QK"), **dict.fromkeys(("v", "p", "o"), "PV")},
@@ -244,6 +243,8 @@ STAGE_OF_TENSOR = {
 """Which stage moves a tensor, by the kind of core."""
 STAGE_OF_FLAG = {1: "QK", 0: "P", 2: "PV", 4: "GU"}
 """Flags that a stage waits for before a tile: see `kernels.flash_split`."""
+EARLY = ("q", "k", "v")
+"""Tensors that are loaded before a tile's wait."""
 GAP_CYCLES = 64
 """Work with less between is drawn as one piece."""
 ROWS = {
@@ -290,8 +291,9 @@ def fig_flash_pipeline(timeline: sim.Timeline, window: tuple[int, int]) -> st.La
 def _stage_pieces(timeline: sim.Timeline) -> list[tuple[str, str, int, int, int]]:
     """Return (pipe, stage, tile, start, end) of work without gaps; times in cycles.
 
-    A move tells by its tensor in GM whose it is, and so of what is written behind it until the
-    next. A tile begins with a wait for its turn; only keys and values are loaded before it.
+    A copy belongs to the stage of its tensor in GM, and so do the steps written after it in the
+    program, up to the next copy. A tile begins with a wait for a flag; only q, k and v are loaded
+    before that wait.
     """
     program = timeline.compiled
     record = sim.run_reference(program, record=True)[2]
@@ -316,14 +318,16 @@ def _stage_pieces(timeline: sim.Timeline) -> list[tuple[str, str, int, int, int]
         if source.op == "cross_wait":
             wait_counts[pipe, STAGE_OF_FLAG.get(source.number("id"), "")] += 1
         elif step.kind == WORK and source.op != "cross_set" and stage and pipe in ROWS:
-            is_early_load = source.op == "data_copy" and source.srcs[0].buffer.name in (
-                "q",
-                "k",
-                "v",
-            )
-            piece = pipe, stage, wait_counts[pipe, stage] - (not is_early_load)
-            continues = pieces and pieces[-1][:3] == piece and start - pieces[-1][4] < GAP_CYCLES
-            pieces.append((*piece, pieces.pop()[3] if continues else start, end))
+            is_early_load = source.op == "data_copy" and source.srcs[0].buffer.name in EARLY
+            # an early load is for the tile of the next wait, other work for that of the last one
+            waits = wait_counts[pipe, stage]
+            tile = waits if is_early_load else waits - 1
+            same_piece = bool(pieces) and pieces[-1][:3] == (pipe, stage, tile)
+            if same_piece and start - pieces[-1][4] < GAP_CYCLES:
+                start_of_piece = pieces.pop()[3]
+            else:
+                start_of_piece = start
+            pieces.append((pipe, stage, tile, start_of_piece, end))
     return pieces
 
 
@@ -334,12 +338,15 @@ def fig_ring(
     """Draw when each tile is made and used: two sides, a ring of slots, a way of `trip` cycles."""
     made_at_cycles = list[int]()
     used_at_cycles = list[int]()
+    made_at = 0
+    used_at = 0
     for tile in range(tiles):
-        empty = used_at_cycles[tile - slots] + trip if tile >= slots else 0
-        made_at_cycles.append(max(made_at_cycles[-1] if made_at_cycles else 0, empty) + make)
-        used_at_cycles.append(
-            max(used_at_cycles[-1] if used_at_cycles else 0, made_at_cycles[-1] + trip) + use
-        )
+        # a slot is free once the tile before it in this slot was used, and the maker knows it
+        slot_free_at = used_at_cycles[tile - slots] + trip if tile >= slots else 0
+        made_at = max(made_at, slot_free_at) + make
+        used_at = max(used_at, made_at + trip) + use
+        made_at_cycles.append(made_at)
+        used_at_cycles.append(used_at)
     fig, ax = st.new_figure(height_in=1.9)
     for row, ends, length, colour in (
         (0, made_at_cycles, make, st.BLUE),

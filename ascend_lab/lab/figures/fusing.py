@@ -1,4 +1,4 @@
-"""Which tensors cross which level of memory on their way to the vector unit and back."""
+"""Figures of fusing: which tensors cross which level of memory, before and after."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from ascend_lab.operators import dsl
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """An operand of a vector instruction, all its tiles together: up to the unit or down from it.
+    """An operand of a vector instruction, all its tiles together: to the unit (`up`) or from it.
 
     `tensor` is its name in GM, "" if it lives in UB only. Bytes of all cores: between UB and the
     vector unit, between L2 and UB, between memory and L2.
@@ -63,17 +63,22 @@ def operations(launch: Launch) -> list[Operation]:
             previous = by_key.get(
                 key, Operation(step.op.removeprefix("v"), names, (0,) * len(names))
             )
-            sums = tuple(a + b for a, b in zip(previous.sizes, sizes, strict=True))
-            by_key[key] = replace(previous, sizes=sums)
+            total_sizes = tuple(a + b for a, b in zip(previous.sizes, sizes, strict=True))
+            by_key[key] = replace(previous, sizes=total_sizes)
     return list(by_key.values())
 
 
 def crossings(kernel: Kernel, chip: Chip) -> list[Crossing]:
     """Return the operands and the result of every vector operation, in order."""
-    return [found for launch in kernel.phases for found in _of_launch(launch, chip)]
+    return [crossing for launch in kernel.phases for crossing in _of_launch(launch, chip)]
 
 
 def _of_launch(launch: Launch, chip: Chip) -> list[Crossing]:
+    """Return the crossings of one launch.
+
+    The first operation that reads a loaded tile counts its load, the last that writes a stored
+    tile its store.
+    """
     traffic = sim.analyse(launch, chip)
     loads = _copies(launch, "MTE2")
     stores = _copies(launch, "MTE3")
@@ -96,11 +101,11 @@ def _in_memory(crossing: Crossing, copy: tuple[str, int] | None, traffic: sim.Tr
     if copy is None:
         return crossing
     tensor, size = copy
-    share = (
-        traffic.memory_share.get(tensor, 1.0)
-        if crossing.up
-        else float(traffic.memory_write_bytes > 0)
-    )
+    # the part of these bytes that passes on between L2 and memory
+    if crossing.up:
+        share = traffic.memory_share.get(tensor, 1.0)
+    else:
+        share = 1.0 if traffic.memory_write_bytes > 0 else 0.0
     return replace(crossing, tensor=tensor, path_bytes=size, memory_bytes=round(share * size))
 
 
@@ -121,7 +126,9 @@ def _copies(launch: Launch, pipe: str) -> dict[str, tuple[str, int]]:
 # -- the fusion chapter: bytes per level before and after, and what long chains gain ---------------
 MIB = 2**20
 BANDS = {"memory": (0.0, 0.5), "L2": (1.35, 1.85), "UB": (2.7, 3.2), "V": (4.05, 4.6)}
+"""Each level of memory is drawn as a horizontal band: its lower and upper edge."""
 GAPS = {"memory": (0.5, 1.35), "L2": (1.85, 2.7), "UB": (3.2, 4.05)}
+"""The gap above each band, which the arrows cross."""
 LOOKS = ((st.BLUE, "o"), (st.GREEN, "^"), (st.ORANGE, "D"), (st.VERMILLION, "s"), (st.PURPLE, "v"))
 
 
@@ -159,25 +166,27 @@ def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> st.LabFigure:
     largest_bytes = max(c.port_bytes for kernel_crossings in crossings_of for c in kernel_crossings)
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=5.0, width_ratios=(3.1, 1))
     axes[1, 1].sharex(axes[0, 1])
-    for row, (run, way) in enumerate(zip(runs, crossings_of, strict=True)):
-        earlier_crossings = crossings_of[0] if row and len(crossings_of[0]) == len(way) else ()
+    for row, (run, kernel_crossings) in enumerate(zip(runs, crossings_of, strict=True)):
+        # below, arrows of the first kernel that are gone are drawn as outlines
+        is_comparable = row == 1 and len(crossings_of[0]) == len(kernel_crossings)
         _draw_bands(axes[row, 0], [operations(p) for p in (before, after)[row].phases])
-        for column, crossing in enumerate(way):
-            earlier = earlier_crossings[column] if earlier_crossings else None
+        for column, crossing in enumerate(kernel_crossings):
+            earlier = crossings_of[0][column] if is_comparable else None
             _draw_column(axes[row, 0], column + 0.5, crossing, earlier, largest_bytes)
         axes[row, 0].set_title(_title(run), loc="left", pad=4)
-        _draw_totals(axes[row, 1], way)
+        _draw_totals(axes[row, 1], kernel_crossings)
     axes[0, 1].set_title("bytes (MiB)", loc="left", pad=4)
     levels = ("UB and the vector unit", "L2 and UB", "memory and L2")
     parts = []
-    for run, way in zip(runs, crossings_of, strict=True):
-        sizes = zip(_totals(way).values(), levels, strict=True)
+    for run, kernel_crossings in zip(runs, crossings_of, strict=True):
+        sizes = zip(_totals(kernel_crossings).values(), levels, strict=True)
         summary = ", ".join(f"{size / MIB:.4g} MiB between {level}" for size, level in sizes)
         parts.append(f"{_title(run)}: {summary}")
     return st.finish(fig, alt=f"Bytes across the levels of {chip.name}. {'; '.join(parts)}.")
 
 
 def _title(run: sim.KernelTimeline) -> str:
+    """Return what a kernel consists of, its cycles, and what limits its longest phase."""
     count = len(run.phases)
     subject = f"{count} operators apart" if count > 1 else "one kernel"
     limit = max(run.phases, key=lambda phase: phase.cycles).limit
@@ -185,8 +194,12 @@ def _title(run: sim.KernelTimeline) -> str:
 
 
 def _totals(kernel_crossings: Sequence[Crossing]) -> dict[str, int]:
-    sizes = [(c.port_bytes, c.path_bytes, c.memory_bytes) for c in kernel_crossings]
-    return dict(zip(("UB", "L2", "memory"), map(sum, zip(*sizes, strict=True)), strict=True))
+    """Return the bytes that cross the gap above each level."""
+    return {
+        "UB": sum(crossing.port_bytes for crossing in kernel_crossings),
+        "L2": sum(crossing.path_bytes for crossing in kernel_crossings),
+        "memory": sum(crossing.memory_bytes for crossing in kernel_crossings),
+    }
 
 
 def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
@@ -216,6 +229,7 @@ def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
 def _draw_column(
     ax: Any, x: float, crossing: Crossing, earlier: Crossing | None, largest_bytes: int
 ) -> None:
+    """Draw the arrows of one operand or result; those of `earlier` that are gone as outlines."""
     up = crossing.up
     _arrow(ax, x, GAPS["UB"], up, crossing.port_bytes / largest_bytes, st.GREEN)
     colour = st.BLUE if up else st.PURPLE
@@ -227,20 +241,24 @@ def _draw_column(
         elif earlier_sizes.get(level):
             _arrow(ax, x, GAPS[level], up, earlier_sizes[level] / largest_bytes, "")
     name = crossing.tensor or (earlier.tensor if earlier else "")
-    for level in ["UB"] + ["memory" if sizes["memory"] else "L2"] * bool(sizes["L2"]):
+    named_levels = ["UB"]
+    if sizes["L2"]:
+        named_levels.append("memory" if sizes["memory"] else "L2")
+    for level in named_levels:
         st.put(ax, x, sum(BANDS[level]) / 2, name)
 
 
 def _arrow(ax: Any, x: float, gap: st.Point, up: bool, share: float, colour: str) -> None:
-    """Draw an arrow across a gap, as wide as its share of bytes; no colour means a ghost."""
+    """Draw an arrow across a gap, as wide as its share of bytes; without a colour, an outline."""
     low = gap[0] + 0.07
     high = gap[1] - 0.07
     half = 0.17 * share
     head = 0.32
     neck, tip, tail = (high - head, high, low) if up else (low + head, low, high)
-    wide = half + 0.13
-    corners = [(x - half, tail), (x - half, neck), (x - wide, neck), (x, tip)]
-    corners += [(2 * x - px, py) for px, py in reversed(corners[:3])]
+    half_head = half + 0.13
+    left_corners = [(x - half, tail), (x - half, neck), (x - half_head, neck)]
+    right_corners = [(2 * x - left, y) for left, y in reversed(left_corners)]
+    corners = [*left_corners, (x, tip), *right_corners]
     look: dict[str, Any] = {"facecolor": colour, "edgecolor": st.INK, "linewidth": 0.6}
     if not colour:
         look = {"fc": "none", "ec": st.GREY, "linewidth": 0.9, "linestyle": (0, (3, 2))}
@@ -248,6 +266,7 @@ def _arrow(ax: Any, x: float, gap: st.Point, up: bool, share: float, colour: str
 
 
 def _draw_totals(ax: Any, kernel_crossings: Sequence[Crossing]) -> None:
+    """Draw the bytes that cross each gap as bars at its height."""
     total = _totals(kernel_crossings)
     colours = {"UB": st.GREEN, "L2": st.BLUE, "memory": st.GREY}
     for level, size in total.items():
@@ -285,8 +304,8 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
         ax.plot(lengths, values, color=colour, marker=marker, ms=4.5)
         place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
         ax.annotate(label, (lengths[-1], values[-1]), color=colour, fontsize=8, **place)
-        best, at = max((gain, -i) for i, gain in enumerate(values))
-        best_text = f"{best:.2f} at best, with {lengths[-at]} additions"
+        best = max(range(len(values)), key=lambda place: values[place])
+        best_text = f"{values[best]:.2f} at best, with {lengths[best]} additions"
         alt_parts.append(f"{label}: {best_text}, {values[-1]:.2f} with {lengths[-1]}")
     ax.hlines(1.0, lengths[0], lengths[-1], color=st.INK, linewidth=0.8)
     st.doubling(ax, lengths)
@@ -297,7 +316,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
     return st.finish(fig, alt=f"Gain of fusing a chain of additions. {'; '.join(alt_parts)}.")
 
 
-# -- which core makes which number: bands of operators that split along different axes -------------
+# -- which core makes which number, of operators that split along different axes -------------------
 TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"}
 
 

@@ -83,6 +83,7 @@ _LATENCY_STYLE: dict[str, Any] = {"color": st.INK, "linewidth": 1.0, "linestyle"
 
 
 def _is_sync(span: Span) -> bool:
+    """Tell whether a span is a flag or a barrier, not work."""
     return span.name.startswith(("set_flag", "wait_flag", "barrier"))
 
 
@@ -98,7 +99,7 @@ def _merge(pieces: Sequence[tuple[int, int]], gap: float) -> list[tuple[int, int
 
 
 def _draw_latency(ax: Any, timeline: Timeline, spans: Sequence[Span], rows: dict[str, int]) -> None:
-    """Draw, behind a bar, the latency that somebody had to wait for: its flag came that late."""
+    """Draw, behind a bar, the latency for which another pipe had to wait: the flag came later."""
     drawn = set()
     for span in spans:
         if not span.stall_cycles or span.previous < 0:
@@ -126,7 +127,8 @@ def _number(ax: Any, timeline: Timeline, rows: dict[str, int], window: Window) -
     width = window[1] - window[0]
     for pipe, row in rows.items():
         look = st.PIPE_STYLE[pipe]
-        halo = [Stroke(linewidth=3, foreground=look.colour), Normal()]  # keeps the hatch off
+        # an edge in the colour of the bar keeps the hatch out of the letters
+        halo = [Stroke(linewidth=3, foreground=look.colour), Normal()]
         for count, (start, end) in enumerate(work_pieces(timeline, pipe)):
             low = max(start, window[0])
             high = min(end, window[1])
@@ -221,6 +223,7 @@ def fig_buffer_depths(timelines: Mapping[str, Timeline]) -> st.LabFigure:
 
 
 def _shares(timeline: Timeline) -> str:
+    """Return the busy share of each pipe in words."""
     busy = timeline.busy_cycles
     return ", ".join(f"{p} {busy[p] / timeline.cycles:.0%}" for p in pipes_of([timeline]))
 
@@ -270,12 +273,14 @@ def fig_circuits(
 
 
 def _arc(ax: Any, start: st.Point, end: st.Point, bend: float, bold: bool) -> None:
+    """Draw a bent arrow."""
     arrow = FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>")
     arrow.set(mutation_scale=12, linewidth=2.8 if bold else 1.0, color=st.INK if bold else st.GREY)
     ax.add_patch(arrow)
 
 
 def _label(ax: Any, x: float, y: float, text: str, bold: bool) -> None:
+    """Write the cycles a tile of a circuit."""
     st.put(ax, x, y, f"{text} cycles a tile", fontsize=9, fontweight="bold" if bold else "normal")
 
 
@@ -313,6 +318,7 @@ def fig_more_buffers(kernel: QueueKernel, chips: Mapping[str, Chip]) -> st.LabFi
 
 
 def _ratio(timeline: Timeline) -> float:
+    """Return the cycles of compute over those of loads."""
     return timeline.busy_cycles["V"] / timeline.busy_cycles["MTE2"]
 
 
@@ -326,8 +332,9 @@ def fig_overlap(
 ) -> st.LabFigure:
     """Draw `kernel` with tiles of one degree, on `chip` with a memory of that latency."""
     memory = replace(chip.device_memory, latency_cycles=latency_cycles)
-    chip = replace(chip, device_memory=memory)
-    single, buffered = (simulate(kernel(chip, (degree,), d, tiles), chip) for d in (1, buffers))
+    slow_chip = replace(chip, device_memory=memory)
+    single = simulate(kernel(slow_chip, (degree,), 1, tiles), slow_chip)
+    buffered = simulate(kernel(slow_chip, (degree,), buffers, tiles), slow_chip)
     gain = single.cycles / buffered.cycles
     fig, ax = st.new_figure(height_in=2.2)
     draw_gantt(ax, buffered)

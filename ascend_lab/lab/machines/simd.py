@@ -251,8 +251,8 @@ def vector_cycles(machine: Simd, ops: list[VectorOp]) -> int:
     return sum(machine.startup_cycles + machine.cycles_per_repeat * op.repeats for op in ops)
 
 
-def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
-    """Execute the kernel tile by tile in the local buffer."""
+def _refuse_gathers(machine: Simd, kernel: pr.Kernel) -> None:
+    """Raise `MachineError` for a kernel that loads by index, which copies of tiles cannot do."""
     if any(isinstance(instr, pr.Load) and instr.index for instr in pr.walk(kernel.body)):
         raise MachineError(
             f"{machine.name} copies regular tiles and has no instruction to gather by index, "
@@ -260,13 +260,24 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
             "a load with an index register",
             "sort the data first, or run it on a SIMT machine",
         )
+
+
+def _tile_of(machine: Simd, kernel: pr.Kernel, itemsize: int) -> int:
+    """Return the elements of a tile: as many whole repeats as fit in every buffer."""
+    width = machine.vector_bytes // itemsize
+    arrays = {i.array for i in pr.walk(kernel.body) if isinstance(i, pr.Load | pr.Store)}
+    buffer_elements = machine.local_bytes // (ln.BUFFERS * itemsize * len(arrays))
+    return buffer_elements // width * width
+
+
+def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
+    """Execute the kernel tile by tile in the local buffer."""
+    _refuse_gathers(machine, kernel)
     itemsize = pr.number_format(kernel, inputs).itemsize
     width = machine.vector_bytes // itemsize
     trace = ln.execute(kernel, inputs, width, machine.port, ln.Timing(1, 1, branches=False))
     values = dict(trace.values)
-    arrays = {i.array for i in pr.walk(kernel.body) if isinstance(i, pr.Load | pr.Store)}
-    buffer_elements = machine.local_bytes // (ln.BUFFERS * itemsize * len(arrays))
-    tile = buffer_elements // width * width  # as many whole repeats as fit in every buffer
+    tile = _tile_of(machine, kernel, itemsize)
     full_tiles, last_elements = divmod(kernel.n, tile)
     tiles = full_tiles + (last_elements > 0)
     repeats = -(-kernel.n // width)
