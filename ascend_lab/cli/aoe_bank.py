@@ -184,6 +184,7 @@ def _counts(add: int, update: int, reserved: int) -> str:
 
 
 def _list(store: Store, arguments: argparse.Namespace) -> str:
+    """Return the entries of a chip as lines."""
     entries = _of_chip(store.entries(), arguments.soc_version)
     return "\n".join([f"{len(entries)} entries in {store.file}", *map(_line, entries)])
 

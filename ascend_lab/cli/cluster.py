@@ -310,6 +310,7 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
 
     # A plan with 4 micro-batches of 2 samples needs the graph of batch 2.
     def build(batch: int) -> Any:
+        """Return the network of a file for a batch."""
         sizes = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
         return common.import_with(name, None, sizes, batch).graph
 

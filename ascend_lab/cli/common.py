@@ -287,6 +287,7 @@ def in_flags(text: str, program: str, arguments: Namespace | None = None) -> str
     """
 
     def as_flag(match: re.Match[str]) -> str:
+        """Return the flag that stands for an argument of Python in a message."""
         name = match[1]
         value = match[2]
         flag = _FLAGS[program].get(name, "")

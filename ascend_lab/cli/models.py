@@ -152,6 +152,7 @@ def _html(data: Mapping[str, Any]) -> str:
     """Return the report as a page that needs no other file; all texts are escaped."""
 
     def cells(row: Iterable[object], tag: str) -> str:
+        """Return a row of a table in HTML."""
         inner = "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row)
         return f"<tr>{inner}</tr>"
 

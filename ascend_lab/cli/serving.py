@@ -143,6 +143,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         return opened.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
     def announce(port: int) -> None:
+        """Print the address at which the model is served."""
         say([f"serving {model_title} at http://127.0.0.1:{port}"])
         sys.stdout.flush()  # whoever started the server reads the port from a pipe
 

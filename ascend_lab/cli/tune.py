@@ -72,11 +72,13 @@ class _InterruptHandler:
             signal.signal(signal.SIGINT, self.previous_handler)
 
     def _first(self, *_: object) -> None:
+        """Interrupt the search; a second signal ends the program."""
         signal.signal(signal.SIGINT, self._second)
         raise KeyboardInterrupt
 
     @staticmethod
     def _second(*_: object) -> None:
+        """End the program at once."""
         import multiprocessing
 
         # os._exit leaves no time for the pool to end its workers: they are killed here.

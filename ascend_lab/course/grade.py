@@ -459,6 +459,7 @@ def _in_processes(rows: Sequence[_Row], jobs: int) -> list[Mark]:
         return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
     def result(future: "Future[Mark]") -> Mark | None:
+        """Return the mark of a finished process; None if the process died."""
         try:
             return future.result()
         except BrokenExecutor:

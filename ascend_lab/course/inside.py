@@ -33,6 +33,7 @@ def main() -> None:
     answers = os.dup(1)
 
     def send_line(line: dict[str, Any]) -> None:
+        """Send one line of JSON to the grader."""
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         while data:
             data = data[os.write(answers, data) :]
@@ -208,6 +209,7 @@ class _Denied(importlib.abc.MetaPathFinder):
         self.denied = tuple(denied)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Raise `ImportError` for modules that the assignment denies."""
         if any(name == root or name.startswith(f"{root}.") for root in self.denied):
             raise ImportError(f"{name} is closed in this assignment")
 

@@ -197,6 +197,7 @@ def _scale_text(result: CaseResult) -> str:
 
 
 def _grades(task: assignment.Assignment, marks: Sequence[Mark]) -> list[tuple[Any, ...]]:
+    """Return the table of grades: a row of heads, then one for each student."""
     parts = [part for part in assignment.PARTS if part in task.points]
     rows = [("id", "name", *parts, "late", "total", "file", "digest", "assignment", "grader")]
     for mark in marks:
@@ -238,6 +239,7 @@ def _json(value: Any) -> str:
 
 # -- pages -----------------------------------------------------------------------------------------
 def _page(title: str, *blocks: str) -> str:
+    """Return an HTML page of a title and blocks."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     body = "\n".join((f"<h1>{html.escape(title)}</h1>", *blocks))
     return (
@@ -284,6 +286,7 @@ def _index(
     similar: Sequence[tuple[str, str, float]],
     changes: Mapping[str, Sequence[str]],
 ) -> str:
+    """Return the HTML page of all marks, similar hand-ins and changes since a run."""
     parts = [part for part in assignment.PARTS if part in task.points]
     rows = []
     for mark in marks:

@@ -56,6 +56,7 @@ def _constants(seed: int) -> list[tuple[str, np.ndarray]]:
     rng = np.random.default_rng(seed)
 
     def weights(name: str, *shape: int) -> tuple[str, np.ndarray]:
+        """Return random weights whose outputs are about as large as their inputs."""
         fan_in = float(np.prod(shape[1:]))
         return name, (rng.standard_normal(shape) / np.sqrt(fan_in)).astype(np.float32)
 

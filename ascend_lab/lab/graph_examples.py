@@ -216,6 +216,7 @@ def options(graph: Graph) -> Options:
 
 
 def _options(graph: Graph, node: Node) -> list[Option]:
+    """Return the options of a node, each once."""
     node_options: list[Option] = []
     for layout in LAYOUTS:
         rule = Assigner(graph)

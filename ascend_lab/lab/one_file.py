@@ -43,6 +43,7 @@ class _File:
         self.rng = np.random.default_rng(seed)
 
     def constant(self, name: str, values: Any) -> str:
+        """Add a constant and return its name."""
         from onnx import numpy_helper
 
         self.numbers.append(numpy_helper.from_array(np.asarray(values), name))
@@ -52,6 +53,7 @@ class _File:
         return self.constant(name, self.rng.normal(0, 0.05, shape).astype(np.float32))
 
     def node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
         from onnx import helper
 
         self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))

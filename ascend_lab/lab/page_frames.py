@@ -148,6 +148,7 @@ def settings_of(
 
 
 def _described(control: Any, values: Sequence[Any]) -> dict[str, object]:
+    """Return a control as plain data: label, kind, values shown, all values."""
     kind = {ipywidgets.Checkbox: "box", ipywidgets.Dropdown: "choice"}.get(type(control), "slider")
     if kind == "slider":
         possible = f"{control.min:,g} to {control.max:,g} in steps of {control.step:,g}"
@@ -159,6 +160,7 @@ def _described(control: Any, values: Sequence[Any]) -> dict[str, object]:
 
 
 def _shown(choice: object) -> str:
+    """Return a choice as a word."""
     return ("yes" if choice else "no") if isinstance(choice, bool) else str(choice)
 
 

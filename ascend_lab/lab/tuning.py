@@ -100,6 +100,7 @@ class SimpleGenetic:
         """Return a child of two of the people, which stand in order of cost."""
 
         def tournament_winner() -> Point:
+            """Return the best of some random points."""
             # people are in order of cost, so the smallest place drawn is the best of them
             places = rng.integers(len(people), size=self.tournament)
             winner = people[int(places.min())]
@@ -238,6 +239,7 @@ def _compiler(graph: Graph, chip: Chip) -> Callable[[frozenset[str]], Compiled]:
 
     @cache
     def doubled(on: frozenset[str]) -> Compiled:
+        """Return the network by techniques other than double buffers, with double buffers."""
         seen_chip = chip if "large tiles" in on else small_chip(chip)
         layouts_spread = "layouts" in on
         road = Road(
@@ -249,6 +251,7 @@ def _compiler(graph: Graph, chip: Chip) -> Callable[[frozenset[str]], Compiled]:
         return road.stages(graph, seen_chip).compiled
 
     def compiled(on: frozenset[str]) -> Compiled:
+        """Return the network by a set of techniques."""
         if unknown := sorted(on - set(TECHNIQUES)):
             raise errors.InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
         compiled_doubled = doubled(on - {"double buffers"})

@@ -271,6 +271,7 @@ def moments_of(counts: Values) -> Callable[[Values], list[Values]]:
     padded = np.append(counts, 0.0)
 
     def moments(t: Values) -> list[Values]:
+        """Return the sums of x^0, x^1 and x^2 over the histogram up to t."""
         bins = t.astype(int)
         integrals = [t**k / k for k in (1, 2, 3)]
         # all bins below t, and the part up to t of the bin that contains t

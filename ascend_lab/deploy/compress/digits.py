@@ -53,6 +53,7 @@ def load_digits() -> tuple[Digits, Digits]:
 
 
 def _batches(images: Values, labels: Values) -> Digits:
+    """Return images and labels in batches of `BATCH`."""
     starts = range(0, len(images), BATCH)
     return Digits(
         [{"image": images[i : i + BATCH]} for i in starts],
@@ -85,12 +86,14 @@ def transformer(width: int = 24) -> Graph:
     tokens = BATCH * 8
 
     def linear(x: Value, inputs: int, outputs: int, name: str) -> Value:
+        """Append a product with weights, and a bias."""
         bias = net.constant(np.zeros(outputs, np.float32), name="bias")
         weight = net.weight((inputs, outputs), scale=(1 / inputs) ** 0.5)
         y: Value = net.gemm(x, weight, bias, name=name)
         return y
 
     def normed(x: Value) -> Value:
+        """Append a layer norm with gain 1 and shift 0."""
         gain = net.constant(np.full(width, 1, np.float32))
         shift = net.constant(np.full(width, 0, np.float32))
         y: Value = net.layer_norm(x, gain, shift)

@@ -130,6 +130,7 @@ class LearnedRounding:
         bits = self.layer.bits
 
         def x_slope(grads: Any) -> Any:
+            """Return the slopes of x and of its two limits."""
             slopes = ulq_slopes(x.values[0], low, high, grads[0], bits)
             return [[np.asarray(slope)] for slope in slopes]
 
@@ -139,6 +140,7 @@ class LearnedRounding:
         weight_bits = self.layer.weight_bits
 
         def w_slope(grads: Any) -> Any:
+            """Return the slopes of the weights and of their steps."""
             slopes = lsq_slopes(w.values[0], step_values, grads[0], weight_bits, axis)
             return [[slope] for slope in slopes]
 

@@ -133,6 +133,7 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
         return high
 
     def energy(noise: float) -> float:
+        """Return what is to be minimised, for a variance of the noise."""
         # a singular value of 0 would have the logarithm of 0
         x = np.maximum(squares / (columns * noise), np.finfo(float).tiny)
         above = x[x > limit]

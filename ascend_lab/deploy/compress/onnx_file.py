@@ -201,6 +201,7 @@ class _PairWriter:
         return self.quantised_graph.constants[names[0]].array().reshape(-1) if names else None
 
     def missing(self, node: Node) -> UnsupportedError:
+        """Return the error for a layer that is no operator of the file."""
         needed = f"{node.name} ({node.op}): an operator {' or '.join(LAYERS)} of the model"
         return UnsupportedError(needed, "another", "skip it by the configuration: skip_layers")
 

@@ -53,6 +53,7 @@ def made_ready(graph: Graph, plan: Plan) -> Graph:
         return node.op != "dequantise" and simplify.fold_constants(draft, node)
 
     def fold_norm(draft: Draft, node: Node) -> bool:
+        """Fold a batch norm into its convolution unless the plan excludes that."""
         conv = draft.maker(node.inputs[0])
         excluded = conv is not None and conv.name in plan.unfolded
         return not excluded and images.into_convolution(draft, node)

@@ -48,6 +48,7 @@ def batch_of(inputs: Mapping[str, Sizes], outputs: Sequence[Sizes | None]) -> Ba
 
     # by name first, then by standing first in an input, then by the number of inputs that have it
     def rank(symbol: str) -> tuple[bool, bool, int]:
+        """Return how likely a symbol is the batch: by name, as a first size, by uses."""
         axes = [axis for _, axis in places[symbol]]
         return BATCH_NAME.fullmatch(symbol) is not None, 0 in axes, len(axes)
 

@@ -134,10 +134,12 @@ def call(
     operand_copies: list[Values] = []
 
     def copy_operands() -> None:
+        """Copy the operands."""
         # Operands are read at the start, when an earlier operator may have filled them.
         operand_copies.extend(map(np.copy, operands))
 
     def compute() -> None:
+        """Compute the operator, and write its results."""
         values = run_tasks(compiled, dict(zip(compiled.graph.inputs, operand_copies, strict=True)))
         for result, value in zip(results, compiled.graph.outputs, strict=True):
             result[...] = values[value]

@@ -274,12 +274,14 @@ class Streams:
         self._unserved_streams.clear()
 
     def _pop(self, stream: Hashable) -> None:
+        """Remove the first task of a stream."""
         queue = self._queues[stream]
         queue.popleft()
         if not queue:
             del self._queues[stream]
 
     def _advance(self, stream: Hashable) -> None:
+        """Remove the first task of a stream, and let the next one begin."""
         self._pop(stream)
         if stream in self._queues:
             self._ready_streams.append(stream)
@@ -302,6 +304,7 @@ class Streams:
         """Let a stream continue `time_s` from now, and free its engine, even if `end` raises."""
 
         def finish(now_s: float, argument: None) -> None:
+            """End the task: its stream goes on, and its engine is free."""
             try:
                 if end:
                     end()

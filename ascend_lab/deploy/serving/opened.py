@@ -152,6 +152,7 @@ def open_model(
         return _runner((by_rows.get(rows) or source.imported(batch=rows)).graph, chip)
 
     def ports(types: Mapping[str, str]) -> tuple[Port, ...]:
+        """Return the inputs or outputs of the model."""
         kinds = loaded.graph.types
         return tuple(
             Port(key, element, kinds[key].shape, bool(by_rows)) for key, element in types.items()

@@ -281,6 +281,7 @@ def merge(prices: Prices, groups: Partition) -> Partition:
     gains: dict[int, float] = {}
 
     def gain(seed: int) -> float:
+        """Return the time that is gained by joining the groups of a set."""
         if not seed:
             return 0.0
         inside = [group for group in groups if group & seed]

@@ -97,7 +97,7 @@ def _ends_of(count: int, most: int) -> list[int]:
 
 
 def _planned(topology: Topology) -> _Plan:
-    """Return where to draw the servers with their devices and switches, and other switches below."""
+    """Return where to draw servers with their devices and switches, and other switches below."""
     plan = _Plan()
     neighbours = _neighbours(topology)
     server_of = {d: i for i, group in enumerate(topology.groups) for d in group}

@@ -88,6 +88,7 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
 
 
 def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) -> None:
+    """Draw a box of the map: a buffer, or with `pipe` a unit in its colours."""
     x, y, width, height = BOXES[name]
     look: dict[str, Any] = {"facecolor": st.LIGHT if name == "GM" else WHITE, "edgecolor": st.INK}
     look |= st.PIPE_STYLE[pipe].patch_args() if pipe else {"linewidth": 2.6 if thick else 1.0}
@@ -97,6 +98,7 @@ def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) 
 
 
 def _arrow(ax: Any, points: Sequence[st.Point], pipe: str, width_pt: float, *, dim: bool) -> None:
+    """Draw an arrow along points in the colour of a pipe, or pale if `dim`."""
     colour = st.LIGHT if dim else st.PIPE_STYLE[pipe].colour
     look: dict[str, Any] = {"color": colour, "joinstyle": "miter", "capstyle": "butt"}
     look |= {"mutation_scale": 9 + width_pt, "linewidth": width_pt, "zorder": 1.5 if dim else 2}
@@ -107,12 +109,14 @@ def _arrow(ax: Any, points: Sequence[st.Point], pipe: str, width_pt: float, *, d
 
 
 def _straight(hop: Hop) -> tuple[tuple[st.Point, ...], st.Point]:
+    """Return the ends of a straight arrow between two boxes, and its middle."""
     (x, y, w, h), (u, v, s, t) = (BOXES[name] for name in hop)
     ends = ((x + w / 2, y + h / 2), (u + s / 2, v + t / 2))
     return ends, ((ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2)
 
 
 def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
+    """Draw all paths with pipe and rate; those not in `chosen` are pale."""
     for hop, path in chip.paths.items():
         points, at = WAYS.get(hop) or _straight(hop)
         dim = chosen is not None and hop not in chosen
@@ -162,6 +166,7 @@ def memory_size_text(size_bytes: int) -> str:
 
 
 def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> None:
+    """Draw the map of a core; boxes on the chosen paths have thick edges."""
     ax.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     ax.set_axis_off()
     if chip.combined:

@@ -216,6 +216,7 @@ def _runs(operator: Operator, chip: str, shape: tuple[int, int]) -> Runs:
 
 
 def _bars_of_cycles(ax: Any, runs: list[Runs], shapes: tuple[tuple[int, int], ...]) -> None:
+    """Draw the cycles of each nest, one bar for each shape."""
     looks = ((st.ORANGE, ""), (st.SKY, "///"))
     top = max(r.cycles for runs_of_shape in runs for r in runs_of_shape.values() if r)
     height = 0.68 / len(runs)
@@ -238,6 +239,7 @@ def _bars_of_cycles(ax: Any, runs: list[Runs], shapes: tuple[tuple[int, int], ..
 
 
 def _letters(ax: Any, count: int, x_end: float) -> None:
+    """Name the rows (a), (b), (c) and hide the x axis."""
     ax.set_yticks(range(count), [f"({letter})" for letter in "abc"[:count]])
     ax.set(ylim=(count - 0.45, -0.55), xlim=(0, x_end), xticks=[])
     ax.spines["bottom"].set_visible(False)

@@ -164,12 +164,14 @@ def draw_nest(
     ax.set(xlim=(0, 1), ylim=(max(rows, height_of(items)), 0))
 
     def write(text: str, note: str, left: float, right: float, middle: float) -> None:
+        """Write a text at the left and its note at the right end."""
         ax.text(left, middle, text, va="center", fontsize=size, color=st.INK)
         if note:
             style = {"va": "center", "ha": "right", "fontsize": size - 1, "color": "#555555"}
             ax.text(right - 0.012, middle, note, **style)
 
     def draw(items: Items, top: float, left: float, right: float, level: int) -> None:
+        """Draw items from `top` down; boxes are darker the deeper they are."""
         for item in items:
             if isinstance(item, Work):
                 style = st.PIPE_STYLE[item.pipe]
@@ -282,6 +284,7 @@ def compact(schedule: Schedule) -> Items:
     """Return the nests in few words: a single phase without its box, slots as the only notes."""
 
     def short(item: Box | Work) -> Box | Work:
+        """Return an item with slots as its only note."""
         if isinstance(item, Box):
             return Box(item.heading, tuple(map(short, item.inside)))
         slots = item.note.partition(" × ")[0] if " × " in item.note else ""

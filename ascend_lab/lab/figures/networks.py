@@ -112,6 +112,7 @@ def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]
     continued: set[str] = set()
 
     def free(first: int, last: int) -> int:
+        """Return the first lane that no edge uses between two rows."""
         busy = {lane for lane, a, b in taken if a < last and first < b}
         return next(lane for lane in range(len(taken) + 1) if lane not in busy)
 
@@ -291,6 +292,7 @@ def fig_passes(
 
 
 def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str) -> None:
+    """Draw a bar for each value; it is grey if its label is that of the one before."""
     labels = [form.format(value) for value in values]
     fills = [
         st.GREY if i > 0 and labels[i - 1] == text else colour for i, text in enumerate(labels)

@@ -164,6 +164,7 @@ def styled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def in_style(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Call the function in the book's style."""
         with book_style():
             return function(*args, **kwargs)
 

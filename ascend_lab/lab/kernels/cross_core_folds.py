@@ -222,6 +222,7 @@ def _adding(part: isa.Part, name: str, target: isa.Buffer) -> isa.Part:
     partial_sums = next(b for b in part.program.tensors if b.name == name)
 
     def node(n: isa.Node) -> isa.Node:
+        """Return a node that adds to the target if it stored partial sums."""
         if isinstance(n, isa.Loop):
             return replace(n, body=tuple(map(node, n.body)))
         if n.dst is None or n.dst.buffer != partial_sums:

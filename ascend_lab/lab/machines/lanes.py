@@ -302,6 +302,7 @@ def blocking(
     depth = min(program.k, square)
 
     def longest(other: int) -> int:
+        """Return the longest side that fits beside another side."""
         free = local_bytes - in_bytes * other * depth
         return max(square, free // (in_bytes * depth + out_bytes * other) // unit * unit)
 

@@ -285,6 +285,7 @@ def _bytes(machine: Simt, program: pr.Matmul, in_bytes: int, out_bytes: int) -> 
     sector = machine.port.sector_bytes
 
     def rows_of(length: int, itemsize: int) -> int:
+        """Return the bytes of a row in whole sectors, tile by tile."""
         full_tiles, rest = divmod(length, TILE)
         sectors_per_tile = -(-TILE * itemsize // sector)
         return (full_tiles * sectors_per_tile + -(-rest * itemsize // sector)) * sector
