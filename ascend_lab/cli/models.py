@@ -300,7 +300,8 @@ def _quantised_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def _batches(count: int) -> str:
-    return f"{count} batch{'es' * (count > 1)}"
+    """Return a number of batches in words."""
+    return f"{count} {'batches' if count > 1 else 'batch'}"
 
 
 def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:

@@ -113,7 +113,7 @@ def _timing(name: str, timeline: KernelTimeline) -> list[str]:
         f"{name} on {timeline.core_count} cores of {timeline.chip.name} (model result)",
         (
             f"  {timeline.task_s * 1e6:.2f} us on the device{with_launch}; "
-            f"{timeline.cycles} cycles in {phases} phase{'s' * (phases > 1)}, "
+            f"{timeline.cycles} cycles in {phases} {'phases' if phases > 1 else 'phase'}, "
             f"bound by {timeline.bound_by}"
         ),
         f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",

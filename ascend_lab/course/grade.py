@@ -418,15 +418,15 @@ def grade(
     sealed = seal_of(task.folder)
     rows = [
         _Row(
-            task.name,
-            str(task.folder),
-            sealed,
-            works[s],
-            roster.get(s, Enrolled(s)),
-            secret,
-            dict(known_answers or {}),
+            name=task.name,
+            course=str(task.folder),
+            sealed=sealed,
+            work=works[student],
+            enrolled=roster.get(student, Enrolled(student)),
+            secret=secret,
+            known_answers=dict(known_answers or {}),
         )
-        for s in sorted(works)
+        for student in sorted(works)
     ]
     if jobs <= 1 or len(rows) == 1:
         return [_mark_row(row, task) for row in rows]

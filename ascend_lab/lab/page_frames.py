@@ -161,7 +161,9 @@ def _described(control: Any, values: Sequence[Any]) -> dict[str, object]:
 
 def _shown(choice: object) -> str:
     """Return a choice as a word."""
-    return ("yes" if choice else "no") if isinstance(choice, bool) else str(choice)
+    if isinstance(choice, bool):
+        return "yes" if choice else "no"
+    return str(choice)
 
 
 def frames_of(explorer: Explorer, asked: Mapping[str, Sequence[Any]]) -> dict[str, object]:

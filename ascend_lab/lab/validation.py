@@ -105,7 +105,9 @@ def validation_rows() -> list[ValidationRow]:
         rows.append(_row(f"gemm {size}", entry, launch, chip))
     for entry in data["conv"]:
         n, c1, h, w, c0 = entry["x"]
-        shape = conv_shape.ConvShape(n, c1 * c0, h, w, entry["channels_out"], 3, 3, 1, 1)
+        shape = conv_shape.ConvShape(
+            n=n, c=c1 * c0, h=h, w=w, k=entry["channels_out"], r=3, s=3, stride=1, pad=1
+        )
         launch = conv.conv_launch(shape, chip, CONV_SCHEDULE)
         rows.append(_row(f"conv {n}x{c1 * c0}x{h}x{w}", entry, launch, chip))
     return rows

@@ -125,7 +125,11 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
     feeds = feeds[: plan.batches]
     graph = made_ready(graph, plan)
     # plans are found before balancing, which changes what layers read but not their names
-    plans = {n.name: p for n in layers_of(graph) if (p := plan.of(n)) is not None}
+    plans = {}
+    for node in layers_of(graph):
+        layer_plan = plan.of(node)
+        if layer_plan is not None:
+            plans[node.name] = layer_plan
     if not plans:
         remedy = "skip fewer, or give a model whose layers compute in floating point"
         raise InputError(f"{graph.name}: a layer to quantise", "none", remedy)

@@ -388,15 +388,14 @@ def pipeline_programs(
 
     Items are assigned to streams in turn: with 3 streams the first one has items 0, 3, 6.
     """
-    steps = (("in", "H2D", in_s), ("kernel", "AI Core", kernel_s), ("out", "D2H", out_s))
-    return tuple(
-        tuple(
-            Task(f"{name} {item}", engine, time_s)
-            for item in range(stream, items, streams)
-            for name, engine, time_s in steps
-        )
-        for stream in range(streams)
-    )
+    programs: list[list[Task]] = [[] for _ in range(streams)]
+    for item in range(items):
+        programs[item % streams] += [
+            Task(f"in {item}", "H2D", in_s),
+            Task(f"kernel {item}", "AI Core", kernel_s),
+            Task(f"out {item}", "D2H", out_s),
+        ]
+    return tuple(map(tuple, programs))
 
 
 def pipeline_s(items: int, streams: int, in_s: float, kernel_s: float, out_s: float) -> float:

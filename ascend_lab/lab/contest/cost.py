@@ -123,12 +123,18 @@ def group_of(
     slices = _slices(problem, ordered, made_set, resident_set, set(kept), ready)
     works = _works(problem, ordered, ready)
     slice_counts = Counter(replace(piece, tensor=-1) for piece in slices)
-    depths = sorted({work.depth for work in works} | {work.ready for work in works})
-    sides = ({work.height for work in works}, {work.width for work in works})
-    heights, widths = (tuple(sorted(side)) for side in sides)
-    bundles = tuple(slice_counts.items())
+    depths = {work.depth for work in works} | {work.ready for work in works}
     return Group(
-        problem, tuple(ordered), reads, writes, kept, bundles, works, tuple(depths), heights, widths
+        problem=problem,
+        operations=tuple(ordered),
+        reads=reads,
+        writes=writes,
+        kept=kept,
+        bundles=tuple(slice_counts.items()),
+        works=works,
+        depths=tuple(sorted(depths)),
+        heights=tuple(sorted({work.height for work in works})),
+        widths=tuple(sorted({work.width for work in works})),
     )
 
 

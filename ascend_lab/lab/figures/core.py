@@ -1,4 +1,4 @@
-"""A Da Vinci core from its chip file: its map with only the legal paths, and what cores share."""
+"""Figures of a Da Vinci core: its map with the paths that data may take, and what cores share."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +26,8 @@ HEIGHT = 58.0
 BOXES: Mapping[str, tuple[float, float, float, float]] = st.LOOKS["boxes"]
 """Left, bottom, width, height of every box; the canvas is 100 wide and 58 high."""
 WAYS: Mapping[Hop, tuple[tuple[st.Point, ...], st.Point]] = {
-    (way.partition("->")[0], way.partition("->")[2]): ends for way, ends in st.LOOKS["ways"].items()
+    (name.partition("->")[0], name.partition("->")[2]): arrow
+    for name, arrow in st.LOOKS["ways"].items()
 }
 """Corner points of every arrow and where its label stands; an unlisted path is a straight line."""
 
@@ -76,14 +77,13 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
         remedy = f"use one of {', '.join(spaces)}"
         raise PathError(needed, min(unknown), remedy)
     for length in range(len(spaces) - 1):
-        ways = [
-            list(pairwise((src, *spaces_between, dst)))
-            for spaces_between in permutations(spaces, length)
-        ]
-        legal_chains = [way for way in ways if set(way) <= set(chip.paths)]
-        chains = [[move_over(chip, hop, size_bytes) for hop in way] for way in legal_chains]
+        chains = []
+        for spaces_between in permutations(spaces, length):
+            hops = list(pairwise((src, *spaces_between, dst)))
+            if set(hops) <= set(chip.paths):
+                chains.append([move_over(chip, hop, size_bytes) for hop in hops])
         if chains:
-            return min(chains, key=lambda chain: sum(m.occupied_cycles for m in chain))
+            return min(chains, key=lambda chain: sum(move.occupied_cycles for move in chain))
     raise PathError(f"a chain of paths {src}->{dst} on {chip.name}", "none", "choose other buffers")
 
 
@@ -110,15 +110,20 @@ def _arrow(ax: Any, points: Sequence[st.Point], pipe: str, width_pt: float, *, d
 
 def _straight(hop: Hop) -> tuple[tuple[st.Point, ...], st.Point]:
     """Return the ends of a straight arrow between two boxes, and its middle."""
-    (x, y, w, h), (u, v, s, t) = (BOXES[name] for name in hop)
-    ends = ((x + w / 2, y + h / 2), (u + s / 2, v + t / 2))
-    return ends, ((ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2)
+
+    def middle_of(name: str) -> st.Point:
+        x, y, width, height = BOXES[name]
+        return (x + width / 2, y + height / 2)
+
+    start = middle_of(hop[0])
+    end = middle_of(hop[1])
+    return (start, end), ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
 
 
 def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
     """Draw all paths with pipe and rate; those not in `chosen` are pale."""
     for hop, path in chip.paths.items():
-        points, at = WAYS.get(hop) or _straight(hop)
+        points, label_point = WAYS.get(hop) or _straight(hop)
         dim = chosen is not None and hop not in chosen
         width_pt = 0.9 + 0.11 * math.sqrt(path.rate_bytes_per_cycle)
         _arrow(ax, points, path.pipe, width_pt, dim=dim)
@@ -127,7 +132,8 @@ def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
         if not dim:
             text = f"{path.pipe} {path.rate_bytes_per_cycle:g}"
             box = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 0.8}
-            st.put(ax, *at, text, zorder=2.5, bbox=box)
+            st.put(ax, *label_point, text, zorder=2.5, bbox=box)
+    # operands and result of the cube
     ends = [((71, 45), (84, 42)), ((71, 33), (84, 37)), ((88, 33), (88, 28)), ((94, 28), (94, 33))]
     if "BT" in chip.buffers:
         ends.append(((71, 27), (85, 33)))
@@ -285,10 +291,10 @@ def fig_working_set(
         ax.grid(axis="y")
     lower.text(full_side, 4, "weights and strips fill L2 ", ha="right", va="bottom", fontsize=8)
     rows = zip(sides, memory_mb, requested_mb, peak_percent, strict=True)
-    sentences = (
-        f"{n}: {t:.0f} MB of {a:.0f} MB asked for, {s:.0f} % of peak" for n, t, a, s in rows
+    points = "; ".join(
+        f"{side}: {moved:.0f} MB of {requested:.0f} MB asked for, {percent:.0f} % of peak"
+        for side, moved, requested, percent in rows
     )
-    points = "; ".join(sentences)
     return st.finish(fig, alt=f"Weight side on {chip.name}, memory traffic and speed: {points}.")
 
 

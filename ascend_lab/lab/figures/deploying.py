@@ -1,7 +1,4 @@
-"""Figures of chapters 17, 18 and 26: compression, cards for cameras, a server under load.
-
-And the model against published measurements.
-"""
+"""Figures of deploying: quantisation, camera images, cards for a load, a server, validation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -38,12 +35,12 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X")
 def clipping_errors(values: np.ndarray, bits: int, ends: Iterable[float]) -> list[float]:
     """Return the mean squared error of symmetric rounding with each largest number kept."""
     levels = 2 ** (bits - 1) - 1
-    clipped_values = (
-        (Scale(float(end) / levels, 0, bits), np.clip(values, -end, end)) for end in ends
-    )
-    return [
-        float(np.mean((scale.fake_quantise(kept) - values) ** 2)) for scale, kept in clipped_values
-    ]
+    errors = []
+    for end in ends:
+        scale = Scale(float(end) / levels, 0, bits)
+        rounded = scale.fake_quantise(np.clip(values, -end, end))
+        errors.append(float(np.mean((rounded - values) ** 2)))
+    return errors
 
 
 def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
@@ -93,13 +90,14 @@ def fig_bits(
         # a little apart, so that bars of one number of bits do not hide each other
         x = [bits + 0.08 * (place - 1) for bits in by_bits]
         shares = [100 * np.asarray(accuracies) for accuracies in by_bits.values()]
-        means = [float(found.mean()) for found in shares]
-        below = [mean - float(found.min()) for mean, found in zip(means, shares, strict=True)]
-        above = [float(found.max()) - mean for mean, found in zip(means, shares, strict=True)]
-        ax.errorbar(x, means, yerr=[below, above], marker=mark, capsize=3, label=name)
+        means = np.array([percents.mean() for percents in shares])
+        least = np.array([percents.min() for percents in shares])
+        largest = np.array([percents.max() for percents in shares])
+        bars = [means - least, largest - means]
+        ax.errorbar(x, means, yerr=bars, marker=mark, capsize=3, label=name)
         ranges = (
-            f"{found.min():.1f} to {found.max():.1f}% at {bits}"
-            for bits, found in zip(by_bits, shares, strict=True)
+            f"{low:.1f} to {high:.1f}% at {bits}"
+            for bits, low, high in zip(by_bits, least, largest, strict=True)
         )
         alt_parts.append(f"{name}: {', '.join(ranges)}")
     ax.axhline(100 * float_accuracy, color=st.GREY, lw=1, ls="-")
@@ -232,17 +230,16 @@ def fig_knee(
         rates = [load * capacity for load in LOADS]
         latencies_ms = []
         for rate in rates:
-            steps = (Step("m", service, policy),)
-            sizes = (12_000, 1, 2000)
-            served = simulate_serving(Scenario(Arrivals(rate_per_s=rate), steps, *sizes))
-            latencies_ms.append(served.latency_s * 1e3)
-        ax.plot(
-            rates,
-            [samples_ms.mean() for samples_ms in latencies_ms],
-            "o-",
-            color=colour,
-            label=f"{name}: mean",
-        )
+            scenario = Scenario(
+                arrivals=Arrivals(rate_per_s=rate),
+                steps=(Step("m", service, policy),),
+                requests=12_000,
+                seed=1,
+                warmup=2000,
+            )
+            latencies_ms.append(simulate_serving(scenario).latency_s * 1e3)
+        mean_ms = [samples_ms.mean() for samples_ms in latencies_ms]
+        ax.plot(rates, mean_ms, "o-", color=colour, label=f"{name}: mean")
         p99_ms = [float(np.percentile(x, 99)) for x in latencies_ms]
         highest_ms = max(highest_ms, *p99_ms)
         ax.plot(rates, p99_ms, "s--", color=colour, label=f"{name}: p99")

@@ -1,4 +1,4 @@
-"""Formulas in three loop nests; any formula's nest; tails of split loops; five choices."""
+"""Figures of schedules: a formula in three loop nests, tails of split loops, five choices."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -220,10 +220,10 @@ def _bars_of_cycles(ax: Any, runs: list[Runs], shapes: tuple[tuple[int, int], ..
     looks = ((st.ORANGE, ""), (st.SKY, "///"))
     top = max(r.cycles for runs_of_shape in runs for r in runs_of_shape.values() if r)
     height = 0.68 / len(runs)
-    for number, (each, shape) in enumerate(zip(runs, shapes, strict=True)):
+    for number, (runs_of_shape, shape) in enumerate(zip(runs, shapes, strict=True)):
         (colour, hatch) = looks[number % len(looks)]
         label = f"rows of {shape[1]:,}"
-        for row, run in enumerate(each.values()):
+        for row, run in enumerate(runs_of_shape.values()):
             position = row + (number - (len(runs) - 1) / 2) * height
             if run is None:
                 ax.text(0.01 * top, position, "whole rows do not fit", va="center", fontsize=7.5)
@@ -291,13 +291,15 @@ def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
         ranges = [(part.start.const, part.count) for part in parts]
         repeated = sum(count for _, count in ranges) - n
         for number, (start, count) in enumerate(ranges):
-            is_moved = bool(repeated) and number == len(ranges) - 1
-            looks = (st.BLUE, "#FFFFFF"), (st.SKY, st.INK), (st.ORANGE, st.INK)
-            face, ink = looks[2 if is_moved else number % 2]
-            # a label keeps out of the hatched
-            bar_y = 2.4 * line + is_moved
-            repeated_here = repeated * is_moved
+            face, ink = (st.SKY, st.INK) if number % 2 else (st.BLUE, "#FFFFFF")
+            bar_y = 2.4 * line
+            repeated_here = 0
+            if repeated and number == len(ranges) - 1:  # the last part, moved back
+                face, ink = (st.ORANGE, st.INK)
+                bar_y += 1.0
+                repeated_here = repeated
             ax.barh(bar_y, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
+            # the middle of what is not hatched
             middle = start + repeated_here + (count - repeated_here) / 2
             st.put(ax, middle, bar_y, f"{count} from {start}", color=ink)
         if repeated:

@@ -76,7 +76,9 @@ def fig_toy_tree(
         bold = bool(path) and path[: len(point)] == point
         if point:
             a, b = spots[point[:-1]]
-            colour = st.VERMILLION if bold else st.INK if n else st.LIGHT
+            colour = st.INK if n else st.LIGHT
+            if bold:
+                colour = st.VERMILLION
             ax.plot((a, x), (b, y), color=colour, ls="-", lw=0.8 + 1.2 * n, zorder=1)
         label = f"{point[-1]}\nn = {n}" if point else f"N = {n}"
         if len(point) == 2:
@@ -164,7 +166,10 @@ def _draw(
     )
     st.box(ax, column, top, 0.34, bottom - top, fc=to_hex(shade), **look)
     if bottom - top > 0.045:
-        text = "start" if not point else "none" if point[-1] in ("", 0) else str(point[-1])
+        if not point:
+            text = "start"
+        else:
+            text = "none" if point[-1] in ("", 0) else str(point[-1])
         ink: dict[str, Any] = {"color": "#FFFFFF" if worst < 0.45 else st.INK, "zorder": 5}
         ink |= {"fontsize": 7, "weight": "bold" if bold else None}
         st.put(ax, column + 0.17, (top + bottom) / 2, text, **ink)

@@ -249,7 +249,18 @@ def fig_windows(
     channels: int = 16,
 ) -> st.LabFigure:
     """Draw an image and its im2col matrix, cells tinted by how often their pixel is copied."""
-    shape = ConvShape(1, channels, side, side, 16, kernel, kernel, stride, pad, dilation=dilation)
+    shape = ConvShape(
+        n=1,
+        c=channels,
+        h=side,
+        w=side,
+        k=16,
+        r=kernel,
+        s=kernel,
+        stride=stride,
+        pad=pad,
+        dilation=dilation,
+    )
     matrix, copies = copies_of(shape)
     sizes = matrix_sizes(shape)
     fig, axes = st.new_figure(2, 2, 4.3, width_ratios=(1, 1.35), height_ratios=(5, 1.15))

@@ -86,8 +86,9 @@ def fig_network(
     for name in shown.inputs:
         _box(ax, places[name], "input", st.INK)
     for i, node in enumerate(shown.nodes):
-        newest = known is not None and i == limit - 1
-        colour = st.LIGHT if i >= limit else st.ORANGE if newest else st.BLUE
+        colour = st.BLUE if i < limit else st.LIGHT
+        if known is not None and i == limit - 1:
+            colour = st.ORANGE  # the node whose type was inferred last
         if groups:
             member = letters.get(node.name)
             colour = st.PALETTE[ord(member) % len(st.PALETTE)] if member else st.GREY
@@ -283,7 +284,7 @@ def fig_passes(
     _bars(axes[0], [row[1] for row in rows], st.BLUE, "operators", "{:,.0f}")
     _bars(axes[1], [row[2] / 2**20 for row in rows], st.ORANGE, "MiB read and written", "{:.1f}")
     st.name_rows(axes[0], [row[0] for row in rows])
-    rounds_text = f"{report.rounds} round{'s' * (report.rounds > 1)}"
+    rounds_text = f"{report.rounds} {'rounds' if report.rounds > 1 else 'round'}"
     fig.suptitle(f"{name}, {order} order, {rounds_text} (grey: as before)")
     summary = "; ".join(f"{n} {nodes}" for n, nodes, _ in rows)
     ends = f"{rows[0][2] / 2**20:.1f} to {rows[-1][2] / 2**20:.1f} MiB"

@@ -263,7 +263,7 @@ def _windows(x: Values, kernel: Pair, stride: Steps, pad: Edges, dilation: Steps
     """Return what lies under every tap of every window of x: (n, c, oh, ow, r, s)."""
     (n, c, h, w) = x.shape
     (r, s) = kernel
-    shape = ConvShape(n, c, h, w, 1, r, s, stride, pad, dilation=dilation)
+    shape = ConvShape(n=n, c=c, h=h, w=w, k=1, r=r, s=s, stride=stride, pad=pad, dilation=dilation)
     (sh, sw) = shape.strides
     (row_dilation, column_dilation) = shape.dilations
     padded = np.pad(x, ((0, 0), (0, 0), shape.pads[:2], shape.pads[2:]))

@@ -182,7 +182,8 @@ class _Writer:
     """The program of cores that own equally many units of 16 points."""
 
     def __init__(self, chip: Chip, sizes: Points, share: isa.Share) -> None:
-        k = self.k = isa.KernelBuilder("turn_scatter", chip)
+        k = isa.KernelBuilder("turn_scatter", chip)
+        self.k = k
         self.sizes = sizes
         self.own = share[0]
         self.units = tile_units(chip, sizes, share[0])

@@ -152,7 +152,15 @@ def execute(kernel: pr.Kernel, inputs: pr.Arrays, width: int, port: Port, timing
     """Run the kernel in groups of `width` lanes and return values and counts."""
     groups = -(-kernel.n // width)
     element = np.arange(groups * width, dtype=np.int64).reshape(groups, width)
-    state = _State(kernel, inputs, width, port, timing, pr.number_format(kernel, inputs), element)
+    state = _State(
+        kernel=kernel,
+        inputs=inputs,
+        width=width,
+        port=port,
+        timing=timing,
+        dtype=pr.number_format(kernel, inputs),
+        element=element,
+    )
     active = element < kernel.n
     with np.errstate(over="ignore", invalid="ignore"):  # fp16 and int8 overflow as hardware does
         _run(state, kernel.body, active, np.ones(groups, bool))
