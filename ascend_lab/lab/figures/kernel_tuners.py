@@ -166,10 +166,8 @@ def _draw(
     )
     st.box(ax, column, top, 0.34, bottom - top, fc=to_hex(shade), **look)
     if bottom - top > 0.045:
-        if not point:
-            text = "start"
-        else:
-            text = "none" if point[-1] in ("", 0) else str(point[-1])
+        value = point[-1] if point else "start"
+        text = "none" if value in ("", 0) else str(value)
         ink: dict[str, Any] = {"color": "#FFFFFF" if worst < 0.45 else st.INK, "zorder": 5}
         ink |= {"fontsize": 7, "weight": "bold" if bold else None}
         st.put(ax, column + 0.17, (top + bottom) / 2, text, **ink)
