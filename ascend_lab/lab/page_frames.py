@@ -27,7 +27,7 @@ from ascend_lab.lab.widgets import Explorer, WidgetError
 
 FRAMES_MIME = "application/vnd.ascend-lab.frames+json"
 MAX_FRAMES = 24
-MAX_CROSSED = 4
+MAX_COMBINED = 4
 """Controls that are combined with one another, if the cell names none; others move alone."""
 VALUES_ALONE = 2
 """Further values of a control that moves alone."""
@@ -111,7 +111,7 @@ def grid_values(
     unknown = set(asked) - set(controls)
     if unknown:
         raise WidgetError("page_values name controls of the widget", ", ".join(sorted(unknown)))
-    combined = list(asked) or list(controls)[:MAX_CROSSED]
+    combined = list(asked) or list(controls)[:MAX_COMBINED]
     limit = MAX_FRAMES - VALUES_ALONE * (len(controls) - len(combined))
     sizes = [len(all_values(controls[name])) for name in combined]
     counts = dict(zip(combined, counts_of(sizes, limit), strict=True))
@@ -130,7 +130,8 @@ def settings_of(
 ) -> list[list[int]]:
     """Return the settings of a page, for each control the place of its value.
 
-    The controls `crossed` are combined; each other one moves while all the rest are at their start.
+    The controls `combined` take all combinations of their values; each other control moves while
+    all the rest are at their start.
     """
     start_places = [list(values[name]).index(start[name]) for name in values]
     ranges = [
@@ -169,12 +170,12 @@ def _shown(choice: object) -> str:
 def frames_of(explorer: Explorer, asked: Mapping[str, Sequence[Any]]) -> dict[str, object]:
     """Draw the figure of a widget at every setting of its page; a refusal becomes a caption."""
     controls = explorer.controls
-    values, crossed = grid_values(controls, asked)
+    values, combined = grid_values(controls, asked)
     start = {
         name: min(values[name], key=lambda value: _distance(value, control.value))
         for name, control in controls.items()
     }
-    settings = settings_of(values, start, crossed)
+    settings = settings_of(values, start, combined)
     places: dict[str, int] = {}
     pictures = []
     captions = []

@@ -18,9 +18,11 @@ from ascend_lab.deploy.compress.learned import Schedule, cross_entropy, fit, tra
 from ascend_lab.errors import UnsupportedError
 
 BATCH = 50
+"""Images of a batch."""
 TRAIN = 1250
+"""Number of images to train on: the first ones."""
 TEST = 500
-"""Number of test images: the last ones, by other writers than the first ones, for training."""
+"""Number of test images: the last ones, by other writers than the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,15 @@ def transformer(width: int = 24) -> Graph:
     x = net.reshape(x, shape=(tokens, width))
     # attention: softmax(q k^T / sqrt(width)) v
     y = normed(x)
-    q, k, v = (
-        net.reshape(linear(y, width, width, name), shape=(BATCH, 8, width))
-        for name in ("query", "key", "value")
-    )
+
+    def projected(name: str) -> Value:
+        """Append a projection of y, as (batch, rows, width)."""
+        rows: Value = net.reshape(linear(y, width, width, name), shape=(BATCH, 8, width))
+        return rows
+
+    q = projected("query")
+    k = projected("key")
+    v = projected("value")
     shares = net.softmax(net.muls(net.batch_matmul(q, k, trans_b=True), number=width**-0.5))
     y = net.reshape(net.batch_matmul(shares, v), shape=(tokens, width))
     x = net.add(x, linear(y, width, width, "mixed"))

@@ -4,11 +4,14 @@ A step that reads p prompt tokens and decodes b requests with k cached tokens in
 `start_s + p prompt_token_s + b decode_s + k cached_token_s`. Every decoding request gets a token in
 each step, and the end of a prompt gives the first one. Requests are served in order of arrival.
 
-    static      a batch is read, then decoded until its longest member ends; none joins
-    prefill     prompts first whenever there is room (continuous batching; Orca, OSDI 2022)
-    select      prompts as soon as empty places have cost more than decoding requests would wait
-                (supportSelectBatch of MindIE-LLM's scheduler)
-    split       each step has a budget of tokens: decodes first, then parts of prompts (SplitFuse)
+    static      a batch is read and decoded until its longest member ends; meanwhile none joins it
+    prefill     prompts are read first whenever there is room (continuous batching; Orca, OSDI 2022)
+    select      prompts are read once empty places have cost more time than reading would cost the
+                decoding requests (supportSelectBatch of MindIE-LLM's scheduler)
+    split       each step has a budget of tokens, for decodes first, then for parts of prompts
+                (SplitFuse)
+
+A place is room for one request in a step; there are `max_batch` of them.
 
 Keys and values are stored in a `BlockCache`. When it is full, the latest requests are preempted:
 they lose their blocks, and their prompts and answers are read again later.
@@ -30,7 +33,13 @@ POLICIES = ("static", "prefill", "select", "split")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The settings of the scheduler; the defaults are those of MindIE-LLM's config.json."""
+    """The settings of the scheduler; the defaults are those of MindIE-LLM's config.json.
+
+    The cache has `blocks` of `block_tokens` tokens. A step decodes up to `max_batch` requests, or
+    reads up to `max_prefill_batch` prompts of `max_prefill_tokens` tokens together. The last two
+    settings are the costs that "select" compares: of a prompt's delay for each decoding request,
+    and of an empty place in a decoding step.
+    """
 
     policy: str = "prefill"
     blocks: int = 1024
@@ -44,7 +53,10 @@ class Engine:
 
 @dataclass(slots=True)
 class Request:
-    """A request: the tokens of prompt and answer, the produced tokens, and the cached tokens."""
+    """A request: tokens of its prompt and of its output, produced tokens, and cached tokens.
+
+    `first_s` and `end_s` are the times of its first and last token; -1 before that.
+    """
 
     arrival_s: float
     prompt: int
@@ -72,7 +84,12 @@ class Request:
 
 @dataclass(slots=True)
 class Conversation:
-    """The answered requests, and counts of the steps that served them."""
+    """The answered requests, and counts of the steps that served them.
+
+    With the policy "static", `places` counts the places of all decoding steps, and `idle_places`
+    those whose request had ended. `wasted` has, for each step, the share of used blocks without a
+    token.
+    """
 
     requests: list[Request]
     end_s: float = 0.0
