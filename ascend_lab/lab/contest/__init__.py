@@ -188,6 +188,7 @@ def best_sequence(prices: Prices, known_cost: float = float("inf")) -> Sequenced
     compute_times = [compute_time(prices.problem, op) for op in range(len(relations.makers))]
 
     def compute_of(operations: int) -> float:
+        """Return the compute of a set of operations."""
         return sum(compute_times[op] for op in bits(operations))
 
     best: dict[State, float] = {(0, 0, NOTHING): 0.0}
@@ -197,23 +198,23 @@ def best_sequence(prices: Prices, known_cost: float = float("inf")) -> Sequenced
     while heap:
         _, _, state, path = heapq.heappop(heap)
         cost = best[state]
-        if state[0] == relations.everything and not relations.results & ~state[1]:
+        done, stored, resident = state
+        if done == relations.everything and not relations.results & ~stored:
             return path
         for group in groups:
             if prices.spent or prices.progress > EXACT_BUDGET:
                 return None
-            rest_compute = compute_of(relations.everything & ~(state[0] | group))
+            rest_compute = compute_of(relations.everything & ~(done | group))
             if cost + compute_of(group) + rest_compute >= limit:
                 continue
             for retain, next_state in _successors(prices, group, state):
-                total = cost + prices.price(group, state[2], retain)
+                total = cost + prices.price(group, resident, retain)
                 if total < best.get(next_state, float("inf")) and total + rest_compute < limit:
                     best[next_state] = total
-                    push_number += 1
-                    heapq.heappush(
-                        heap,
-                        (total + rest_compute, push_number, next_state, (*path, (group, retain))),
-                    )
+                    push_number += 1  # decides between equal costs: states have no order
+                    next_path = (*path, (group, retain))
+                    entry = (total + rest_compute, push_number, next_state, next_path)
+                    heapq.heappush(heap, entry)
     return ()
 
 
@@ -227,7 +228,7 @@ def _successors(prices: Prices, group: int, state: State) -> Iterator[tuple[Kept
     if needs & ~(stored | resident_makers) or not leaves & ~stored:
         return
     retainable = list(bits(leaves & ~relations.results))
-    for choice in range(1 << len(retainable)):
+    for choice in range(1 << len(retainable)):  # bit i of a choice retains the i-th of them
         kept_operations = [op for place, op in enumerate(retainable) if choice >> place & 1]
         retain = frozenset(t for op in kept_operations for t in problem.operations[op].outputs)
         if sum(map(problem.size, retain)) < problem.capacity:
@@ -243,7 +244,10 @@ ROUNDING = 1e-9
 
 
 def grown(prices: Prices, groups: Partition, seed: int) -> int:
-    """Return the least legal union of groups that holds a set of operations, 0 without one."""
+    """Return the least legal union of groups that holds a set of operations, 0 without one.
+
+    It is closed (`Relations.hull`), and its operations are connected by shared tensors.
+    """
     while True:
         wider = prices.relations.hull(seed)
         for group in groups:
@@ -256,10 +260,10 @@ def grown(prices: Prices, groups: Partition, seed: int) -> int:
 
 def joined(prices: Prices, groups: Partition, seed: int) -> Partition | None:
     """Return the groups with those that contain operations of `seed` joined to one, if legal."""
-    union = grown(prices, groups, seed)
-    if not union:
+    new_group = grown(prices, groups, seed)
+    if not new_group:
         return None
-    partition = (*(group for group in groups if not group & union), union)
+    partition = (*(group for group in groups if not group & new_group), new_group)
     return partition if prices.relations.order(partition) is not None else None
 
 
@@ -298,10 +302,14 @@ def merge(prices: Prices, groups: Partition) -> Partition:
         for pair in ranked:
             if gains.get(pair, 0.0) < best / 2:
                 break
+            # groups that this round has joined already are left for the next round
             candidate = None if pair & touched else joined(prices, groups, pair)
-            if candidate and not candidate[-1] & touched and gain(candidate[-1]) > ROUNDING:
+            if candidate is None:
+                continue
+            new_group = candidate[-1]
+            if not new_group & touched and gain(new_group) > ROUNDING:
                 groups = candidate
-                touched = touched | candidate[-1]
+                touched |= new_group
         if not touched or prices.spent:
             return groups
 
@@ -337,50 +345,68 @@ def anneal(
 
 
 def _changed(prices: Prices, groups: Partition, rng: random.Random) -> Partition | None:
-    """Return a legal neighbour of a partition, or None when the move tried gives none."""
+    """Return a legal neighbour of a partition, or None when the move tried gives none.
+
+    A group and an operation of it are drawn, then one of five moves.
+    """
     relations = prices.relations
     group = rng.choice(groups)
     op = rng.choice(list(bits(group)))
     move = rng.random()
     if move < 0.35:
-        near = [other for other in bits(relations.touching[op]) if not group >> other & 1]
-        if not near:
+        return _joined_at(prices, groups, group, op, rng)
+    other_groups = [candidate for candidate in groups if candidate != group]
+    if move < 0.55:  # split the group into what the operation needs, and the rest
+        needed = group & (relations.before[op] | 1 << op)
+        changed = [needed, group & ~needed]
+    elif move < 0.75:  # split off the operation, with one of its neighbours
+        seed = 1 << op
+        neighbours_inside = list(bits(relations.beside[op] & group))
+        if neighbours_inside:
+            seed |= 1 << rng.choice(neighbours_inside)
+        split_off = relations.hull(seed) & group
+        changed = [split_off, group & ~split_off]
+    elif move < 0.9:  # move the operation to a group with which it shares a tensor
+        targets = [candidate for candidate in other_groups if relations.touching[op] & candidate]
+        if not targets:
             return None
-        home = [other for other in groups if other >> rng.choice(near) & 1]
-        return joined(prices, groups, group | rng.choice(home)) if home else None
-    other_groups = [other for other in groups if other != group]
-    if move < 0.55:
-        ahead = group & (relations.before[op] | 1 << op)
-        parts = [ahead, group & ~ahead]
-    elif move < 0.75:
-        near = list(bits(relations.beside[op] & group))
-        part = relations.hull(1 << op | (1 << rng.choice(near) if near else 0)) & group
-        parts = [part, group & ~part]
-    elif move < 0.9:
-        near = [other for other in other_groups if relations.touching[op] & other]
-        if not near:
-            return None
-        other = rng.choice(near)
-        other_groups.remove(other)
-        parts = [group & ~(1 << op), other | 1 << op]
+        target = rng.choice(targets)
+        other_groups.remove(target)
+        changed = [group & ~(1 << op), target | 1 << op]
     else:
-        parts = _copied(prices, other_groups, group, op)
-    pieces = [piece for part in parts for piece in relations.components(part)]
+        changed = _copied(prices, other_groups, group, op)
+    pieces = [piece for mask in changed for piece in relations.components(mask)]
     partition = tuple(dict.fromkeys([*other_groups, *pieces]))
     ordered = relations.order(partition)
     return partition if ordered is not None and relations.covers(ordered) else None
 
 
+def _joined_at(
+    prices: Prices, groups: Partition, group: int, op: int, rng: random.Random
+) -> Partition | None:
+    """Return the groups with one joined to a group that shares a tensor with its operation."""
+    touching = prices.relations.touching[op]
+    outside = [candidate for candidate in bits(touching) if not group >> candidate & 1]
+    if not outside:
+        return None
+    # for each group another operation is drawn, which the group has or has not
+    hits = [candidate for candidate in groups if candidate >> rng.choice(outside) & 1]
+    return joined(prices, groups, group | rng.choice(hits)) if hits else None
+
+
 def _copied(prices: Prices, other_groups: list[int], group: int, op: int) -> list[int]:
-    """Compute an operation again in every group that reads it, or only once if it is copied."""
+    """Compute an operation again in every group that reads it; return the changed groups.
+
+    These, and a group of that operation alone, are removed from `other_groups`.
+    """
     readers = prices.relations.readers[op]
     if not readers & ~group and group.bit_count() == 1:
         return [group]
-    parts = [group & ~(1 << op)] if readers & ~group else [group]
-    for other in list(other_groups):
-        if other & readers and not other >> op & 1:
-            other_groups.remove(other)
-            parts.append(other | 1 << op)
-        elif other == 1 << op:
-            other_groups.remove(other)
-    return parts
+    changed = [group & ~(1 << op)] if readers & ~group else [group]
+    for candidate in list(other_groups):
+        if candidate & readers and not candidate >> op & 1:
+            other_groups.remove(candidate)
+            changed.append(candidate | 1 << op)
+        elif candidate == 1 << op:
+            other_groups.remove(candidate)
+    return changed
