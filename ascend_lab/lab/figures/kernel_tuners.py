@@ -24,9 +24,10 @@ People = Sequence[Person]
 
 
 def fig_dials(rows: int, columns: int, answers: Mapping[str, Any]) -> st.LabFigure:
-    """Draw how the answers for one nest divide rows x columns: among cores, tiles and folds.
+    """Draw how a tuner's answers for one nest divide rows x columns: among cores, tiles and steps.
 
-    `answers` has those to `share 1`, `width 1` and `fold 1`; rows are spread and cut.
+    `answers` has the rows of a core under "share 1", the rows of a tile under "width 1" (0 for the
+    whole share), and the columns that one step of a fold adds up under "fold 1".
     """
     share = answers["share 1"]
     width = answers["width 1"] or share  # 0: the share is one tile
@@ -43,11 +44,11 @@ def fig_dials(rows: int, columns: int, answers: Mapping[str, Any]) -> st.LabFigu
         is_horizontal = x == 2.7  # folds go along the columns
         for part in range(count):
             offset = part / count
-            place = (
-                (x + offset, 0.0, 1 / count, 1.0) if is_horizontal else (x, offset, 1.0, 1 / count)
-            )
             fill = st.BLUE if part == 0 else "#FFFFFF"
-            st.box(ax, *place, fc=fill, ec=st.INK, lw=0.6)
+            if is_horizontal:
+                st.box(ax, x + offset, 0.0, 1 / count, 1.0, fc=fill, ec=st.INK, lw=0.6)
+            else:
+                st.box(ax, x, offset, 1.0, 1 / count, fc=fill, ec=st.INK, lw=0.6)
         st.put(ax, x + 0.5, -0.25, text)
     for x in (1.0, 2.35):
         look = {"arrowstyle": "->", "color": st.INK}
@@ -75,11 +76,11 @@ def fig_toy_tree(
         n = visits.get(point, 0)
         bold = bool(path) and path[: len(point)] == point
         if point:
-            a, b = spots[point[:-1]]
+            parent_x, parent_y = spots[point[:-1]]
             colour = st.INK if n else st.LIGHT
             if bold:
                 colour = st.VERMILLION
-            ax.plot((a, x), (b, y), color=colour, ls="-", lw=0.8 + 1.2 * n, zorder=1)
+            ax.plot((parent_x, x), (parent_y, y), color=colour, ls="-", lw=0.8 + 1.2 * n, zorder=1)
         label = f"{point[-1]}\nn = {n}" if point else f"N = {n}"
         if len(point) == 2:
             label = f"{point[-1]}\n{costs[point]:g}"
@@ -92,16 +93,15 @@ def fig_toy_tree(
     visits_text = ", ".join(
         f"{'-'.join(map(str, p)) or 'root'} {n}" for p, n in visits.items() if n
     )
-    return st.finish(
-        fig, alt=f"A tree of two decisions. Costs of leaves: {summary}. Visits: {visits_text}."
-    )
+    alt = f"A tree of two decisions. Costs of leaves: {summary}. Visits: {visits_text}."
+    return st.finish(fig, alt=alt)
 
 
 def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.LabFigure:
     """Draw the tree of a search: bars as high as visits, dark where the best below is cheap.
 
-    One column a decision; decisions in which every prefix had one value tried are left out. The
-    path to the best point has a bold edge. Low bars stay nameless.
+    Each column is a decision; those are left out for which only one value was tried after all
+    earlier decisions. The path to the best point has a bold edge. Low bars have no label.
     """
     deepest_drawn = min(deepest, len(names))
     tree = tree_of(root, deepest_drawn)
@@ -371,8 +371,9 @@ def fig_anytime(
         x = np.arange(1, rows.shape[1] + 1)
         ax.plot(x, middle, color=colour, ls=dash, label=name)
         ax.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
-        at = [i for i in (49, 99, 199) if i < len(x)] or [len(x) - 1]
-        alt_parts.append(f"{name} {', '.join(f'{middle[i]:.3f} after {i + 1}' for i in at)}")
+        named_trials = [i for i in (49, 99, 199) if i < len(x)] or [len(x) - 1]
+        medians = ", ".join(f"{middle[i]:.3f} after {i + 1}" for i in named_trials)
+        alt_parts.append(f"{name} {medians}")
     for name, level in (lines or {}).items():
         ax.axhline(level, color=st.GREY, lw=1, ls=(0, (3, 2)))
         ax.text(1.01 * ax.get_xlim()[1], level, name, va="center", fontsize=8)
