@@ -162,18 +162,20 @@ def _fault_lines(task: assignment.Assignment, mark: Mark, part: str) -> list[tup
     """Return (property, its first fault) of a part; of hidden cases only how many fail."""
     if part == "performance":
         return [
-            (t.case if t.part == "public" else "a hidden case", _scale_text(t))
-            for t in mark.case_results
-            if t.timed
+            (result.case if result.part == "public" else "a hidden case", _scale_text(result))
+            for result in mark.case_results
+            if result.timed
         ]
-    case_results = [t for t in mark.case_results if t.part == part]
+    case_results = [result for result in mark.case_results if result.part == part]
     if not case_results:
         return [] if part == "log" else [("not graded", "see the notes")]
     if task.exercises:
         return [(case, fault) for case, fault in fault_lines(task, case_results) if fault]
     lines = []
     for name in task.weights:
-        failing = [t for t in case_results if t.judged.properties.get(name, "missing")]
+        failing = [
+            result for result in case_results if result.judged.properties.get(name, "missing")
+        ]
         if failing and part == "public":
             result = failing[0]
             fault = result.judged.properties.get(name, "missing")
@@ -293,11 +295,13 @@ def _index(
         faults = [
             f"{part} {case}: {fault}"
             for part in parts
-            for case, fault in fault_lines(task, [t for t in mark.case_results if t.part == part])
+            for case, fault in fault_lines(
+                task, [result for result in mark.case_results if result.part == part]
+            )
             if fault
         ]
         lines = [*mark.notes, *changes.get(mark.student, ()), *faults]
-        failing = [t for t in mark.case_results if t.faults][:3]
+        failing = [result for result in mark.case_results if result.faults][:3]
         details = "".join(f"<li>{html.escape(line)}" for line in lines[:40])
         expandable = f"<details><summary>{len(faults)} faults</summary><ul>{details}</ul>"
         expandable += _charts(task, mark, failing, secret) + "</details>"

@@ -50,6 +50,7 @@ def made_ready(graph: Graph, plan: Plan) -> Graph:
     """
 
     def compute_constant(draft: Draft, node: Node) -> bool:
+        """Compute a node of constants, unless it makes floats of whole numbers."""
         return node.op != "dequantise" and simplify.fold_constants(draft, node)
 
     def fold_norm(draft: Draft, node: Node) -> bool:
@@ -162,12 +163,12 @@ def _scales_of_layers(
         scale = input_scales[key]
         layers.append(
             LayerScales(
-                node.name,
-                scale.scale,
-                scale.offset,
-                _weight_scales(node, graph, plan, scale.scale),
-                plan.bits,
-                plan.weight_bits,
+                name=node.name,
+                scale=scale.scale,
+                offset=scale.offset,
+                weight_scales=_weight_scales(node, graph, plan, scale.scale),
+                bits=plan.bits,
+                weight_bits=plan.weight_bits,
                 shared=node.name in beside_additions and all(covers(scale, v) for v in values[x]),
             )
         )
