@@ -59,7 +59,12 @@ class _OutOfStepsError(Exception):
 
 
 class _Search:
-    """The problem as arrays over buffers and sections of time, and the partial plan."""
+    """The problem as arrays over buffers and sections of time, and the partial plan.
+
+    Sections are the spans between neighbouring births and deaths of buffers. `low` and `up` are the
+    first section of each buffer and the one after its last. `floor` is the highest end of placed
+    buffers in each section.
+    """
 
     def __init__(self, order: Sequence[Buffer], capacity_bytes: int, deadline_s: float) -> None:
         times = np.unique([t for b in order for t in (b.lower, b.upper)])
@@ -82,15 +87,17 @@ class _Search:
         """Place buffers `ids` (sorted by birth) at `lowest` or above, or change nothing."""
         low = self.low[ids]
         up = self.up[ids]
-        # the highest floor of each life: `reduceat` folds [low, up) and, unused, [up, next low)
+        # the highest floor of each lifetime: `reduceat` takes the maximum over [low, up), and over
+        # [up, next low), which is not used
         bounds = np.stack((low, up), axis=1, dtype=np.intp).ravel()
         lowest_offsets = np.maximum(lowest, np.maximum.reduceat(self.floor, bounds)[::2])
         alive = self.alive[ids]
-        ground = np.where(alive, lowest_offsets[:, None], NO_FLOOR).min(axis=0)
-        # the unplaced buffers do not fit above the lowest floor among them: no plan goes on here
-        if np.any((ground < NO_FLOOR) & (ground + self.unplaced_bytes > self.capacity)):
+        section_floors = np.where(alive, lowest_offsets[:, None], NO_FLOOR).min(axis=0)
+        # in some section the unplaced buffers do not fit above the lowest offset of any of them
+        tops = section_floors + self.unplaced_bytes
+        if np.any((section_floors < NO_FLOOR) & (tops > self.capacity)):
             return False
-        state = blake2b(ids.tobytes() + ground.tobytes(), digest_size=16).digest()
+        state = blake2b(ids.tobytes() + section_floors.tobytes(), digest_size=16).digest()
         if state in self.failed:
             return False
         # a buffer born after all earlier ones have died begins a set of its own
@@ -118,9 +125,9 @@ class _Search:
         self.steps -= 1
         if self.steps < 0 or time.perf_counter() > self.deadline_s:
             raise _OutOfStepsError
-        roof = int((lowest_offsets + self.size[ids]).min())
+        lowest_end = int((lowest_offsets + self.size[ids]).min())
         for place in np.lexsort((self.rank[ids], lowest_offsets)):
-            if lowest_offsets[place] >= roof:
+            if lowest_offsets[place] >= lowest_end:
                 # another fits wholly below this one and below all that follow: it could come first
                 break
             buffer = ids[place]

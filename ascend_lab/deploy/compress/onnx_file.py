@@ -291,10 +291,10 @@ class _PairWriter:
         else:
             rank = axes[0] + 1
         # the graph convolves rows (n, c, w) as images (n, c, 1, w); the file does not
-        of_rows = (
-            operator.op_type.startswith("Conv") and self.weights_of(node, operator)[0].ndim == 3
-        )
-        factors = broadcast_along(np.asarray(layer.balance, np.float32), axes[0], rank - of_rows)
+        is_convolution = operator.op_type.startswith("Conv")
+        if is_convolution and self.weights_of(node, operator)[0].ndim == 3:
+            rank -= 1
+        factors = broadcast_along(np.asarray(layer.balance, np.float32), axes[0], rank)
         divisor = self.store(f"{x}_factors", factors)
         return self.node("Div", [x, divisor], f"{x}_balanced")
 

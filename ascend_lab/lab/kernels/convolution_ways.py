@@ -46,25 +46,25 @@ def im2col_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
         raise errors.InputError(needed, got, "use conv_launch")
     name = f"im2col_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return planes.plane_launch(
-        name, planes.image_sizes(shape, chip), lambda own: _program(shape, chip, own)
+        name, planes.image_sizes(shape, chip), lambda share: _program(shape, chip, share)
     )
 
 
-def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> isa.Program:
+def _program(shape: ConvShape, chip: Chip, share: planes.Own) -> isa.Program:
     """Return the program of cores with a share of the channel planes: row blocks, tap by tap."""
     k = isa.KernelBuilder("im2col", chip)
     c0 = isa.c0_of(shape.dtype)
     (oh, ow) = shape.out_hw
-    size = planes.rows_per_block(own, _most_rows(shape, chip))
+    block_rows = planes.rows_per_block(share, _most_rows(shape, chip))
     row_elements = shape.w * c0
     x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row_elements)
     row_fractals, column_fractals, _ = explicit_gemm(shape).fractals
     a = k.tensor("a", shape.dtype, row_fractals * column_fractals * isa.FRACTAL * c0)
-    image_rows = min((size - 1) * shape.strides[0] + shape.reach[0], shape.h)
+    image_rows = min((block_rows - 1) * shape.strides[0] + shape.reach[0], shape.h)
     rows = k.queue("rows", "UB", shape.dtype, image_rows * row_elements, src="MTE2", dst="MTE3")
-    zeros = _zeros(k, shape, size) if max(shape.pads) else None
-    for channel, image in planes.walk(k, own):
-        for block, turn in planes.row_blocks(k, shape, own, size):
+    zeros = _zeros(k, shape, block_rows) if max(shape.pads) else None
+    for channel, image in planes.walk(k, share):
+        for block, turn in planes.row_blocks(k, shape, share, block_rows):
             loaded_rows = None
             if block.count:
                 first = turn * (block.rows * shape.strides[0]) + block.first
@@ -77,7 +77,15 @@ def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> isa.Program:
             for tap in product(range(shape.r), range(shape.s)):
                 column = channel * shape.taps + (tap[0] * shape.s + tap[1])
                 start = (column * (row_fractals * isa.FRACTAL) + pixel) * c0
-                _tap(k, shape, (a, start), loaded_rows, zeros, block, tap)
+                _tap(
+                    k,
+                    shape,
+                    to=(a, start),
+                    loaded_rows=loaded_rows,
+                    zeros=zeros,
+                    block=block,
+                    tap=tap,
+                )
             if loaded_rows is not None:
                 rows.free()
     return k.finish()
@@ -135,7 +143,11 @@ def _tap(
     block: planes.RowBlock,
     tap: tuple[int, int],
 ) -> None:
-    """Write one column block of the matrix for the pixels of a block: values inside, else zeros."""
+    """Write one column block of the matrix for the pixels of a block: values inside, else zeros.
+
+    `to` is the matrix and where the column block starts in it. `loaded_rows` are the image rows in
+    UB, None if the block needs only padding.
+    """
     c0 = isa.c0_of(shape.dtype)
     ow = shape.out_hw[1]
     w = shape.w
@@ -146,12 +158,9 @@ def _tap(
     first_column, end_column = _inside(ow, sw, shape.pads[2], w, offset[1])
     has_pixels_inside = first_row < end_row and first_column < end_column
     if has_pixels_inside and loaded_rows is not None:
-        source = (
-            (first_row * sh + offset[0] - block.before) * w
-            + first_column * sw
-            + offset[1]
-            - shape.pads[2]
-        )
+        source_row = first_row * sh + offset[0] - block.before
+        source_column = first_column * sw + offset[1] - shape.pads[2]
+        source = source_row * w + source_column
         sizes = (end_row - first_row, end_column - first_column, c0)
         steps = (sh * w * c0, sw * c0, 1)
         target = a.region(start + (first_row * ow + first_column) * c0, sizes, (ow * c0, c0, 1))
@@ -163,11 +172,9 @@ def _tap(
             width = (end_row - first_row, (last - first) * c0)
             target = a.region(start + (first_row * ow + first) * c0, width, (ow * c0, 1))
             k.copy(target, zeros.region(0, width))
-    rows_outside = (
-        [*range(first_row), *range(end_row, block.rows)]
-        if first_column < end_column
-        else range(block.rows)
-    )
+    rows_outside = list(range(block.rows))
+    if first_column < end_column:
+        rows_outside = [*range(first_row), *range(end_row, block.rows)]
     for row in rows_outside:
         k.copy(a.region(start + row * ow * c0, ow * c0), zeros.region(0, ow * c0))
 

@@ -176,9 +176,8 @@ def chain(output: Tensor, chip: Chip, cores: int | None = None) -> isa.Kernel:
     for start, size, pad in _runs(target, width):
         k.copy(tile.alloc().region(0, size), source.region(row + start, size), pad=pad)
         tile.enqueue()
-        k.copy(
-            target_tensor.region(start, size), tile.dequeue().region(0, size), pad=pad, atomic="add"
-        )
+        loaded = tile.dequeue().region(0, size)
+        k.copy(target_tensor.region(start, size), loaded, pad=pad, atomic="add")
         tile.free()
     turn = k.finish()
     turns = []
@@ -197,23 +196,22 @@ def _pieces(
     if fold.fold != "sum":
         raise ScheduleError(f"{fold.name}: a sum, which memory can add", fold.fold, "use two_pass")
     partial_launch = lower(schedule).phases[0]
-    single_part = lower(
-        two_pass(output, chip, 1)
-    )  # its second phase has one partial sum to convert
-    is_sum_stored = next(x for x in schedule.state.stages if x.output).name + "_rf" == fold.name
-    target = next(
-        t for t in single_part.tensors if t.name == (output.label if is_sum_stored else fold.name)
-    )
+    # with one part, the second phase has a single partial sum, which it only converts
+    single_part = lower(two_pass(output, chip, 1))
+    # if the output is the fold itself, sums are stored as they are, without that second phase
+    output_stage = next(x for x in schedule.state.stages if x.output)
+    is_sum_stored = f"{output_stage.name}_rf" == fold.name
+    target_name = output.label if is_sum_stored else fold.name
+    target = next(tensor for tensor in single_part.tensors if tensor.name == target_name)
     total = target if is_sum_stored else replace(target, name=f"{target.name}_total")
     block = BLOCK_BYTES // target.itemsize
     if chip.combined and target.elements % block:
         needed = f"a result of whole 32-byte blocks ({block} elements) on {chip.name}"
         raise ScheduleError(needed, f"{target.elements} elements", "pad it, or use two_pass")
-    last_launches = (
-        ()
-        if is_sum_stored
-        else tuple(isa.renamed(x, {target.name: total.name}) for x in single_part.phases[1:])
-    )
+    if is_sum_stored:
+        return partial_launch, total, ()
+    names = {target.name: total.name}
+    last_launches = tuple(isa.renamed(launch, names) for launch in single_part.phases[1:])
     return partial_launch, total, last_launches
 
 
@@ -227,8 +225,9 @@ def _adding(part: isa.Part, name: str, target: isa.Buffer) -> isa.Part:
             return replace(n, body=tuple(map(node, n.body)))
         if n.dst is None or n.dst.buffer != partial_sums:
             return n
-        inside = [(v, c) for v, c in n.dst.offset.terms if c % target.elements]
-        offset = isa.Affine(n.dst.offset.const % target.elements, tuple(inside))
+        # the row of this core begins at a multiple of the target's size, which is taken off
+        terms = [(loop, step) for loop, step in n.dst.offset.terms if step % target.elements]
+        offset = isa.Affine(n.dst.offset.const % target.elements, tuple(terms))
         target_region = replace(n.dst, buffer=target, offset=offset)
         return replace(n, dst=target_region, attrs=(*n.attrs, ("atomic", "add")))
 
@@ -241,7 +240,7 @@ def _adding(part: isa.Part, name: str, target: isa.Buffer) -> isa.Part:
 def _zeros(chip: Chip, target: isa.Buffer) -> isa.Launch:
     """Return the launch in which one core fills the target with zeros."""
     k = isa.KernelBuilder("zeros", chip)
-    goal = k.tensor(target.name, target.dtype, target.elements)
+    target_tensor = k.tensor(target.name, target.dtype, target.elements)
     lanes = chip.vector_bytes_per_repeat // target.itemsize
     repeats = min(-(-target.elements // lanes), 64)
     tile = k.queue("zero", "UB", target.dtype, repeats * lanes, src="V", dst="MTE3", depth=1)
@@ -249,7 +248,7 @@ def _zeros(chip: Chip, target: isa.Buffer) -> isa.Launch:
     tile.enqueue()
     zero = tile.dequeue()
     for start, size, pad in _runs(target, repeats * lanes):
-        k.copy(goal.region(start, size), zero.region(0, size), pad=pad)
+        k.copy(target_tensor.region(start, size), zero.region(0, size), pad=pad)
     tile.free()
     return isa.as_launch(k.finish())
 
