@@ -38,7 +38,8 @@ def topological_order(graph: Graph, mode: str) -> Graph:
         node.name: {graph.producers[n].name for n in node.inputs if n in graph.producers}
         for node in graph.nodes
     }
-    missing_counts = {name: len(before) for name, before in producers.items()}
+    # how many producers of each node have not run yet
+    missing_counts = {name: len(names) for name, names in producers.items()}
     ready = deque(node for node in graph.nodes if not missing_counts[node.name])
     ordered: list[Node] = []
     while ready:
@@ -224,7 +225,8 @@ def _options(graph: Graph, node: Node) -> list[Option]:
         reads, writes = rule.choose(node)
         pairs = [*zip(node.inputs, reads, strict=True), *((n, writes) for n in node.outputs)]
         option = tuple(reads), writes
-        with suppress(LayoutError):  # not every tensor can lie like that
+        # an option counts if every tensor has a size in its layout: `size_bytes` raises otherwise
+        with suppress(LayoutError):
             sizes = [size_bytes(graph, n, to) for n, to in pairs if n not in graph.constants]
             if option not in node_options and all(sizes):
                 node_options.append(option)

@@ -33,33 +33,48 @@ class Choice:
 def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
     """Return the cheapest candidate that fits, or None when none fits.
 
-    All candidates are estimated at once, as an array over (w, h, k). The `exact` best are computed
-    exactly; where a slice can stay for the next tile, also in a zigzag order along rows or columns.
+    All candidates are estimated. The `exact` best of them are computed exactly; where a slice can
+    stay for the next tile, also in a zigzag order along rows or columns.
+    """
+    best: Choice | None = None
+    for estimate, tile in _ranked_tiles(group, exact):
+        if best is not None and estimate > best.cost:
+            break
+        for order in _orders(group, tile):
+            latency = grid_latency(group, tile, order)
+            if best is None or latency < best.cost * (1 - 1e-12):
+                best = Choice(latency, tile, order)
+    return best
+
+
+def _ranked_tiles(group: Group, count: int) -> list[tuple[float, tuple[int, int, int]]]:
+    """Return (estimate, tile) of the `count` candidates of least estimated time, the best first.
+
+    Of equal estimates the tile with longer steps comes first, then the larger tile.
     """
     native_width, native_height = group.problem.native
-    steps = _depths([depths for depths in group.depths if depths > 1] or [1])
-    axes = _sides(group.widths, native_width), _sides(group.heights, native_height), steps
+    axes = (
+        _sides(group.widths, native_width),
+        _sides(group.heights, native_height),
+        _depths([depth for depth in group.depths if depth > 1] or [1]),
+    )
+    # an array over all candidates (w, h, k)
     w, h, k = np.ix_(*(np.array(axis, dtype=np.float64) for axis in axes))
     fits = working_set(group, (w, h, k), np.minimum) <= group.problem.capacity
     estimates = np.where(fits, _estimate(group, w, h, k), np.inf)
-    estimate = estimates.ravel()
-    lowest = np.argpartition(estimate, min(3 * exact, estimate.size - 1))[: 3 * exact]
-    lowest = lowest[np.isfinite(estimate[lowest])]
+    flat = estimates.ravel()
+    # some more than needed, since equal ones are ranked by their sizes
+    lowest = np.argpartition(flat, min(3 * count, flat.size - 1))[: 3 * count]
+    lowest = lowest[np.isfinite(flat[lowest])]
     w_places, h_places, k_places = np.unravel_index(lowest, estimates.shape)
     widths = w.ravel()[w_places]
     heights = h.ravel()[h_places]
-    depth = k.ravel()[k_places]
-    ranked = np.lexsort((-widths * heights, -depth, np.round(estimate[lowest], 6)))[:exact]
-    best: Choice | None = None
-    for index in ranked:
-        if best is not None and estimate[lowest[index]] > best.cost:
-            break
-        shape = (int(widths[index]), int(heights[index]), int(depth[index]))
-        for order in _orders(group, shape):
-            latency = grid_latency(group, shape, order)
-            if best is None or latency < best.cost * (1 - 1e-12):
-                best = Choice(latency, shape, order)
-    return best
+    depths = k.ravel()[k_places]
+    # `lexsort` sorts by its last key first
+    ranked = np.lexsort((-widths * heights, -depths, np.round(flat[lowest], 6)))[:count]
+    return [
+        (float(flat[lowest[i]]), (int(widths[i]), int(heights[i]), int(depths[i]))) for i in ranked
+    ]
 
 
 def _orders(group: Group, shape: tuple[int, int, int]) -> list[tuple[int, ...] | None]:
@@ -118,31 +133,38 @@ def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
     steps = np.ceil(max(group.depths) / k)
     has_one_step = steps == 1
     native_width, native_height = group.problem.native
-    compute = np.zeros((w.size, h.size, 1))  # native tiles begun, all tiles together
+    compute = np.zeros((w.size, h.size, 1))
     for work in group.works:
-        down = work.height // h * np.ceil(h / native_height) + np.ceil(
-            work.height % h / native_height
-        )
-        across = work.width // w * np.ceil(w / native_width) + np.ceil(
-            work.width % w / native_width
-        )
+        down = _native_tiles(work.height, h, native_height)
+        across = _native_tiles(work.width, w, native_width)
         compute += work.base_cost * (down * across)
     compute = compute / steps
     lefts, wholes, rights, first_moves, last_moves = _traffic(group)
+    # tiles run along rows if there are at least as many rows of tiles as columns: then a left
+    # factor that takes one step stays for all tiles of its row
     by_row = np.ceil(max(group.heights) / h) >= np.ceil(max(group.widths) / w)
-    left_once, whole_once, right_once = (sum(areas.values()) for areas in (lefts, wholes, rights))
-    step_moves = np.where(has_one_step & by_row, left_once, _repeated(lefts, w))
-    step_moves = (
-        step_moves + np.where(has_one_step & ~by_row, right_once, _repeated(rights, h))
-    ) / steps
-    tile_start_moves = first_moves + np.where(by_row, whole_once, _repeated(wholes, w))
-    speed = group.problem.throughput
-    first_time = np.maximum(
-        compute, (step_moves + tile_start_moves + np.where(has_one_step, last_moves, 0.0)) / speed
-    )
-    last_time = np.where(has_one_step, 0.0, np.maximum(compute, (step_moves + last_moves) / speed))
-    middle_time = np.maximum(compute, step_moves / speed) * np.maximum(steps - 2, 0)
+    left_moves = np.where(has_one_step & by_row, sum(lefts.values()), _repeated(lefts, w))
+    right_moves = np.where(has_one_step & ~by_row, sum(rights.values()), _repeated(rights, h))
+    step_moves = (left_moves + right_moves) / steps
+    whole_moves = np.where(by_row, sum(wholes.values()), _repeated(wholes, w))
+    start_moves = step_moves + (first_moves + whole_moves)
+    rate = group.problem.throughput
+    # a single step is the first and the last
+    only_moves = start_moves + np.where(has_one_step, last_moves, 0.0)
+    first_time = np.maximum(compute, only_moves / rate)
+    last_time = np.where(has_one_step, 0.0, np.maximum(compute, (step_moves + last_moves) / rate))
+    middle_time = np.maximum(compute, step_moves / rate) * np.maximum(steps - 2, 0)
     return np.asarray(first_time + last_time + middle_time, dtype=np.float64)
+
+
+def _native_tiles(length: int, side: Floats, native: int) -> Floats:
+    """Return the native tiles along a length that is cut into sides; begun ones count as whole.
+
+    A length of 100 in sides of 40, native 32: 2 + 2 + 1, the last for the remaining 20.
+    """
+    whole_sides = length // side
+    tiles: Floats = whole_sides * np.ceil(side / native) + np.ceil(length % side / native)
+    return tiles
 
 
 Areas = Mapping[int, float]
