@@ -176,19 +176,23 @@ def _slices(
         height, width = problem.shape(op)
         roles = ["operand"] * len(operation.inputs)
         if operation.kind == "MatMul":
-            whole = any(tensor in lefts for tensor in operation.outputs)
-            roles = ["whole" if whole else "left", "right"][: len(roles)]
-        pairs = [
+            # a product that is a left factor of another keeps its own left factor whole
+            is_left_factor = any(tensor in lefts for tensor in operation.outputs)
+            roles = ["whole" if is_left_factor else "left", "right"][: len(roles)]
+        moving = [
             (tensor, role)
             for tensor, role in zip(operation.inputs, roles, strict=True)
             if tensor not in made and tensor not in resident
         ]
-        pairs += [(t, "result") for t in operation.outputs if t not in read and t not in kept]
-        for tensor, role in pairs:
+        moving += [
+            (tensor, "result")
+            for tensor in operation.outputs
+            if tensor not in read and tensor not in kept
+        ]
+        for tensor, role in moving:
             shape = (problem.heights[tensor], problem.widths[tensor])
-            known_slice = slices.get(
-                (tensor, role), Slice(tensor, role, shape, ready[op], height, width)
-            )
+            new_slice = Slice(tensor, role, shape, ready[op], height, width)
+            known_slice = slices.get((tensor, role), new_slice)
             # a tensor read by several operations in one role moves once, for the largest grid
             slices[tensor, role] = replace(
                 known_slice,
@@ -238,8 +242,8 @@ def step_latency(problem: Problem, step: Step, resident: Iterable[int] = ()) -> 
     need = working_set(group, step.granularity)
     if need > problem.capacity:
         needed = f"a working set of at most {problem.capacity:.0f} elements"
-        what = f"{need} elements for subgraph {list(step.operations)[:8]} at {step.granularity}"
-        raise CapacityError(needed, what, "use a smaller tile")
+        got = f"{need} elements for subgraph {list(step.operations)[:8]} at {step.granularity}"
+        raise CapacityError(needed, got, "use a smaller tile")
     return grid_latency(group, step.granularity, step.order)
 
 
@@ -274,28 +278,33 @@ def schedule_latencies(problem: Problem, steps: Sequence[Step]) -> list[float]:
 def grid_latency(
     group: Group, granularity: tuple[int, int, int], order: Sequence[int] | None = None
 ) -> float:
-    """Return the time of all steps of all tiles of a group, without a look at the capacity."""
+    """Return the time of all steps of all tiles of a group, whether or not they fit."""
     w, h, k = granularity
     tiles = _tiles(group, w, h, order)
     moves = _moves(group, tiles, k)
     works = _computed(group, tiles)
     time = 0.0
-    cuts = group.cuts(k)
-    for first, last in pairwise(cuts):
+    # all steps from one cut to the next cost the same: the first one is computed
+    for step, next_step in pairwise(group.cuts(k)):
         moved = np.zeros(len(tiles.weight))
         work = np.zeros(len(tiles.weight))
-        for (split, depth), elements in moves.items():
-            moved += elements * (_along(depth, first, k) if split else _ends(depth, first, k))
-        for (split, depth), cost in works.items():
-            step_share = _along(depth, first, k) / depth if split else _ends(depth, first, k)
-            work += cost * step_share
-        step = np.maximum(work, moved / group.problem.throughput)
-        time += float(step @ tiles.weight) * (last - first)
+        for (per_term, depth), elements in moves.items():
+            if per_term:
+                moved += elements * _terms(depth, step, k)
+            elif _ends(depth, step, k):
+                moved += elements
+        for (per_term, depth), cost in works.items():
+            if per_term:
+                work += cost * (_terms(depth, step, k) / depth)
+            elif _ends(depth, step, k):
+                work += cost
+        step_time = np.maximum(work, moved / group.problem.throughput)
+        time += float(step_time @ tiles.weight) * (next_step - step)
     return time
 
 
-def _along(depth: int, step: int, k: int) -> int:
-    """Return how much of a sum a step covers."""
+def _terms(depth: int, step: int, k: int) -> int:
+    """Return how many terms of a sum of a depth a step adds up."""
     return min(max(depth - step * k, 0), k)
 
 
@@ -335,66 +344,78 @@ Parts = dict[tuple[bool, int], Floats]
 def _computed(group: Group, tiles: _Tiles) -> Parts:
     """Return the compute of each tile: base cost times native tiles, a part of one as a whole."""
     native_width, native_height = group.problem.native
-    parts = Parts()
+    amounts = Parts()
     for work in group.works:
-        native_tiles = np.ceil(tiles.heights_inside(work.height) / native_height) * np.ceil(
-            tiles.widths_inside(work.width) / native_width
-        )
-        split = work.kind == "MatMul"
-        key = (split, work.depth if split else work.ready)
-        parts[key] = parts.get(key, 0.0) + work.base_cost * native_tiles
-    return parts
+        native_rows = np.ceil(tiles.heights_inside(work.height) / native_height)
+        native_columns = np.ceil(tiles.widths_inside(work.width) / native_width)
+        per_term = work.kind == "MatMul"
+        key = (per_term, work.depth if per_term else work.ready)
+        amounts[key] = amounts.get(key, 0.0) + work.base_cost * (native_rows * native_columns)
+    return amounts
 
 
 def _moves(group: Group, tiles: _Tiles, k: int) -> Parts:
     """Return the elements that each tile moves."""
-    parts = Parts()
+    amounts = Parts()
     has_one_step = group.steps(k) == 1
     for piece, count in group.bundles:
         height, width = piece.shape
-        split = piece.role in ("left", "right")
-        if piece.role == "right":
+        per_term = piece.role in ("left", "right")
+        if piece.role == "left":  # a column of the tile's rows for each term
+            area = tiles.heights_inside(height)
+            depth = width
+        elif piece.role == "right":  # a row of the tile's columns for each term
             area = tiles.widths_inside(width)
             depth = height
-        elif piece.role == "operand" or piece.role == "result":
+        elif piece.role == "whole":  # all columns of the tile's rows, in the first step
+            area = tiles.heights_inside(height) * width
+            depth = 1
+        else:
             area = tiles.heights_inside(height) * tiles.widths_inside(width)
             depth = piece.ready
-        else:
-            area = tiles.heights_inside(height) * (1 if split else width)
-            depth = width if split else 1
-        present = (tiles.heights_inside(piece.height) > 0) & (tiles.widths_inside(piece.width) > 0)
-        if tiles.before is not None and (piece.role == "whole" or (split and has_one_step)):
-            # a tile in the row of the one before finds the left factor loaded, in its column the
-            # right factor
-            rows, columns = tiles.before
-            was_inside = (
-                (rows >= 0) & (rows * tiles.h < piece.height) & (columns * tiles.w < piece.width)
-            )
-            is_same_slice = (
-                columns == tiles.columns if piece.role == "right" else rows == tiles.rows
-            )
-            present &= ~(was_inside & is_same_slice)
-        key = (split, depth)
-        parts[key] = parts.get(key, 0.0) + count * np.where(present, area, 0.0)
-    return parts
+        moves = (tiles.heights_inside(piece.height) > 0) & (tiles.widths_inside(piece.width) > 0)
+        if piece.role == "whole" or (per_term and has_one_step):
+            moves &= ~_found(piece, tiles)
+        key = (per_term, depth)
+        amounts[key] = amounts.get(key, 0.0) + count * np.where(moves, area, 0.0)
+    return amounts
+
+
+def _found(piece: Slice, tiles: _Tiles) -> NDArray[np.bool_]:
+    """Return for each tile whether the tile before it has loaded its slice of a factor.
+
+    That is so for a left factor in the same row of tiles, for a right one in the same column.
+    """
+    if tiles.before is None:
+        return np.zeros(len(tiles.rows), bool)
+    rows, columns = tiles.before
+    was_inside = (rows >= 0) & (rows * tiles.h < piece.height) & (columns * tiles.w < piece.width)
+    if piece.role == "right":
+        return np.asarray(was_inside & (columns == tiles.columns))
+    return np.asarray(was_inside & (rows == tiles.rows))
 
 
 def _tiles(group: Group, w: int, h: int, order: Sequence[int] | None) -> _Tiles:
     """Return the tiles in their order; without one, tiles that cost the same count as one."""
     if order is None:
-        row, row_count = _classes(group.heights, h)
-        column, column_count = _classes(group.widths, w)
-        weight = np.outer(row_count, column_count).ravel().astype(np.float64)
-        rows = np.repeat(row, len(column))
-        columns = np.tile(column, len(row))
-        return _Tiles(rows, columns, weight, None, h, w)
+        first_rows, row_counts = _classes(group.heights, h)
+        first_columns, column_counts = _classes(group.widths, w)
+        return _Tiles(
+            rows=np.repeat(first_rows, len(first_columns)),
+            columns=np.tile(first_columns, len(first_rows)),
+            weight=np.outer(row_counts, column_counts).ravel().astype(np.float64),
+            before=None,
+            h=h,
+            w=w,
+        )
     across = -(-max(group.widths) // w)
     down = -(-max(group.heights) // h)
     tiles = np.asarray(order, dtype=np.int64)
     if len(tiles) != across * down or not np.array_equal(np.sort(tiles), np.arange(len(tiles))):
-        what = f"a traversal order that names each of the {across * down} tiles once"
-        raise ScheduleError(what, f"{len(tiles)} entries")
+        needed = f"a traversal order that names each of the {across * down} tiles once"
+        raise ScheduleError(needed, f"{len(tiles)} entries")
     rows, columns = np.divmod(tiles, across)
+    # the first tile has none before it, which -1 stands for
     before = (np.append(-1, rows[:-1]), np.append(-1, columns[:-1]))
     return _Tiles(rows, columns, np.ones(len(tiles)), before, h, w)
 
