@@ -17,12 +17,15 @@ from ascend_lab.machine.sim import Span, Timeline, simulate
 FLOW = ("S", "MTE2", "MTE1", "M", "V", "FIX", "MTE3")
 """Rows from top to bottom: the way data goes through a core."""
 BAR = 0.62
+"""Height of a bar of work, where rows are 1 apart."""
 STALL = 0.24
+"""Height of a stall."""
 RAIL = 0.42
-"""Height of a working bar and of a stall, and how far below its row the critical path runs."""
+"""How far below the middle of a row the critical path runs."""
 MAX_BARS = 1500
 """Above this many bars in a window, neighbours closer than a pixel are drawn as one."""
 Window = tuple[int, int]
+"""First and last cycle that are drawn."""
 
 
 def pipes_of(timelines: Iterable[Timeline]) -> list[str]:

@@ -183,13 +183,16 @@ def _number_fractals(ax: Any, layout: AddressMap) -> None:
         first = element_at(layout, start)
         last = element_at(layout, start + length - 1)
         if first is not None and last is not None:  # an arrow along the first run of the fractal
+            # drawn beside the elements: below a row, to the right of a column
             down, right = (1.5, 0.0) if last[1] > first[1] else (0.0, 1.5)
-            ends = [(column + right, row + down) for row, column in (first, last)]
-            ax.annotate("", xy=ends[1], xytext=ends[0], arrowprops=look)
+            tail = (first[1] + right, first[0] + down)
+            tip = (last[1] + right, last[0] + down)
+            ax.annotate("", xy=tip, xytext=tail, arrowprops=look)
         if not is_one_piece:
-            at = (place[1] + (columns - 1) / 2, place[0] + (rows - 1) / 2)
+            x = place[1] + (columns - 1) / 2
+            y = place[0] + (rows - 1) / 2
             paper = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 1.5}
-            st.put(ax, *at, str(start // (rows * columns)), fontsize=9, bbox=paper)
+            st.put(ax, x, y, str(start // (rows * columns)), fontsize=9, bbox=paper)
 
 
 # -- convolutions: windows as rows of a matrix, the matrix stored or not, reuse, groups ------------
@@ -211,8 +214,8 @@ WAYS = (_look(st.VERMILLION, "xx"), _look(st.ORANGE, "//"), _look(st.BLUE, ""))
 def copies_of(shape: ConvShape) -> tuple[Grid, Grid]:
     """Return the im2col matrix as pixel numbers (from 1; 0 is padding) and copies per pixel."""
     pixels = np.arange(1, shape.h * shape.w + 1).reshape(1, 1, shape.h, shape.w)
-    window = (shape.r, shape.s), shape.strides, shape.pads, shape.dilations
-    matrix = im2col_reference(pixels, *window)
+    kernel = (shape.r, shape.s)
+    matrix = im2col_reference(pixels, kernel, shape.strides, shape.pads, shape.dilations)
     copies = np.bincount(matrix.reshape(-1), minlength=shape.h * shape.w + 1)
     return matrix.astype(np.int64), copies.astype(np.int64)
 

@@ -114,7 +114,7 @@ def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]
 
     def free(first: int, last: int) -> int:
         """Return the first lane that no edge uses between two rows."""
-        busy = {lane for lane, a, b in taken if a < last and first < b}
+        busy = {lane for lane, start, end in taken if start < last and first < end}
         return next(lane for lane in range(len(taken) + 1) if lane not in busy)
 
     for row, name in enumerate(graph.inputs):
@@ -124,13 +124,12 @@ def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]
         reads = [n for n in dict.fromkeys(node.inputs) if n in places]
         unfollowed = [n for n in reads if n not in continued]
         main_input = min(unfollowed, key=lambda n: places[n][0]) if unfollowed else None
-        first = (
-            places[main_input][1]
-            if main_input
-            else min((places[n][1] for n in reads), default=row - 1)
-        )
-        lane = places[main_input][0] if main_input else free(first, row + 1)
-        taken.append((lane, first, row))
+        if main_input:
+            lane, first_row = places[main_input]
+        else:
+            first_row = min((places[n][1] for n in reads), default=row - 1)
+            lane = free(first_row, row + 1)
+        taken.append((lane, first_row, row))
         for name in reads:
             lane_from, row_from = places[name]
             if name != main_input and lane_from == lane and row - row_from > 1:

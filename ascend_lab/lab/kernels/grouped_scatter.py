@@ -42,8 +42,12 @@ class Groups:
 
 
 def group_indices(indices: np.ndarray, rows: int, cores: int) -> Groups:
-    """Sort rows by how many updates they get; divide the rows of every count among the cores."""
+    """Sort rows by how many updates they get; divide the rows of every count among the cores.
+
+    A target is a row, or 64 of its updates if it has more.
+    """
     flat = kernels.check_indices(indices, rows)
+    # number the updates of each row, and so the pieces of up to 64 that they fall into
     updates_by_row = np.argsort(flat, kind="stable")
     starts = np.searchsorted(flat[updates_by_row], flat[updates_by_row])
     piece = np.empty(flat.size, np.int64)
@@ -51,6 +55,7 @@ def group_indices(indices: np.ndarray, rows: int, cores: int) -> Groups:
     targets, target_of_update, counts = np.unique(
         flat + piece * rows, return_inverse=True, return_counts=True
     )
+    # updates in the order of their targets, those with few updates first
     targets_by_count = np.argsort(counts, kind="stable")
     place = np.empty(targets.size, np.int64)
     place[targets_by_count] = np.arange(targets.size)
@@ -58,22 +63,22 @@ def group_indices(indices: np.ndarray, rows: int, cores: int) -> Groups:
     runs: list[list[Run]] = [[] for _ in range(cores)]
     order_start = 0
     index_start = 0
-    for count in (int(n) for n in np.unique(counts)):
-        total = int(np.sum(counts == count))
+    for updates in map(int, np.unique(counts)):
+        total = int(np.sum(counts == updates))  # targets with so many updates
         rows_per_core = -(-total // cores)
         for core in range(-(-total // rows_per_core)):
             earlier_rows = core * rows_per_core
             run = Run(
-                updates=count,
+                updates=updates,
                 count=min(rows_per_core, total - earlier_rows),
-                order_start=order_start + earlier_rows * count,
+                order_start=order_start + earlier_rows * updates,
                 index_start=index_start + earlier_rows,
             )
             runs[core].append(run)
-        order_start = order_start + total * count
-        index_start = index_start + total
+        order_start += total * updates
+        index_start += total
     index = (targets[targets_by_count] % rows).astype(np.int32)
-    return Groups(order.astype(np.int32), index, tuple(tuple(r) for r in runs if r))
+    return Groups(order.astype(np.int32), index, tuple(tuple(run) for run in runs if run))
 
 
 def grouped_launch(
@@ -90,9 +95,9 @@ def grouped_launch(
         k = isa.KernelBuilder("scatter_add_grouped", chip)
         writer = _ListWriter(k, groups, core_runs, table)
         for run in core_runs:
-            for first_row, count in batches(
-                k, "t", run.count, max(BATCH // run.updates // 8 * 8, 8)
-            ):
+            # rows whose updates fill a batch of indices, a multiple of 8
+            batch_rows = max(BATCH // run.updates // 8 * 8, 8)
+            for first_row, count in batches(k, "t", run.count, batch_rows):
                 writer.batch(run, first_row, count)
         parts.append(isa.Part(k.finish()))
     return isa.Launch("scatter_add_grouped", tuple(parts))

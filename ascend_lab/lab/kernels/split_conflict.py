@@ -179,13 +179,16 @@ def tile_units(chip: Chip, sizes: Points, core_units: int) -> int:
 
 
 class _Writer:
-    """The program of cores that own equally many units of 16 points."""
+    """The program of cores with equally many units of 16 points.
+
+    `units` is how many of them a tile has, and `start` the core's first point.
+    """
 
     def __init__(self, chip: Chip, sizes: Points, share: isa.Share) -> None:
         k = isa.KernelBuilder("turn_scatter", chip)
         self.k = k
         self.sizes = sizes
-        self.own = share[0]
+        self.core_units = share[0]
         self.units = tile_units(chip, sizes, share[0])
         self.start = k.param("core", share[2]) * (share[1] * BLOCK)
         points = self.units * BLOCK
@@ -197,12 +200,12 @@ class _Writer:
         self.feed = indexed_rows.IndexFeed.make(k, index, "MTE3", most=sizes.channels)
         tile = points * sizes.group * tile_channels
         self.load = k.queue("tile", "UB", "fp16", tile, src="MTE2", dst="V")
-        self.most = k.buffer("most", "UB", "fp16", points * tile_channels)
+        self.maxima = k.buffer("most", "UB", "fp16", points * tile_channels)
         self.store = k.queue("turned", "UB", "fp16", points * tile_channels, src="V", dst="MTE3")
 
     def program(self) -> isa.Program:
-        """Walk the channels, and the points in tiles of as many units as fit."""
-        count, last_units = divmod(self.own, self.units)
+        """Go through the channels, and for each through the points, in tiles that fit."""
+        count, last_units = divmod(self.core_units, self.units)
         self.feed.open(0, self.sizes.channels)
         for first_channel in range(0, self.sizes.channels, CHANNELS):
             channels = first_channel, min(CHANNELS, self.sizes.channels - first_channel)
@@ -233,7 +236,8 @@ class _Writer:
         turned = self.store.alloc()
         side = (BLOCK, BLOCK)
         with k.loop(f"{name}_block", channel_count // BLOCK * units) as j:
-            k.vector("vtranspose", turned.region(j * AREA, side), self.most.region(j * AREA, side))
+            source_block = self.maxima.region(j * AREA, side)
+            k.vector("vtranspose", turned.region(j * AREA, side), source_block)
         self.store.enqueue()
         turned = self.store.dequeue()
         for block in range(channel_count // BLOCK):
@@ -246,18 +250,19 @@ class _Writer:
         self.store.free()
 
     def _reduce(self, loaded: isa.Tile, units: int, channel_count: int) -> None:
-        """Leave the maximum over the group as blocks (channel block, point block, 16, 16)."""
+        """Write the maximum over the group as blocks (channel block, point block, 16, 16)."""
         group = self.sizes.group
         shape = (2 * units, HALF, BLOCK)
         steps = (HALF * group * channel_count, group * channel_count, 1)
         for block in range(channel_count // BLOCK):
-            out = self.most.region(block * units * AREA, shape)
-            parts = [
+            out = self.maxima.region(block * units * AREA, shape)
+            members = [
                 loaded.region(g * channel_count + block * BLOCK, shape, steps) for g in range(group)
             ]
-            self.k.vector("vmax", out, parts[0], parts[min(1, group - 1)])
-            for part in parts[2:]:
-                self.k.vector("vmax", out, out, part)
+            # the first two members; a group of one is compared with itself
+            self.k.vector("vmax", out, members[0], members[min(1, group - 1)])
+            for member in members[2:]:
+                self.k.vector("vmax", out, out, member)
 
 
 # -- the case -------------------------------------------------------------------------------------
