@@ -261,18 +261,12 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> s
 
 def _student_page(task: assignment.Assignment, mark: Mark) -> str:
     """Return the HTML page of one student: points by part, faults, and charts of failing cases."""
-    rows = [
-        [
-            (html.escape(part), part),
-            (f"{mark.points[part]:.1f} of {task.points[part]:g}", ""),
-            (
-                "<br>".join(html.escape(f"{n}: {t}") for n, t in _fault_lines(task, mark, part))
-                or "-",
-                "",
-            ),
-        ]
-        for part in mark.points
-    ]
+    rows = []
+    for part in mark.points:
+        points = f"{mark.points[part]:.1f} of {task.points[part]:g}"
+        faults = [f"{name}: {text}" for name, text in _fault_lines(task, mark, part)]
+        faults_html = "<br>".join(map(html.escape, faults)) or "-"
+        rows.append([(html.escape(part), part), (points, ""), (faults_html, "")])
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in mark.notes)
     failing = [result for result in mark.case_results if result.part == "public" and result.faults]
     charts = _charts(task, mark, failing[:2], "")
@@ -292,14 +286,12 @@ def _index(
     parts = [part for part in assignment.PARTS if part in task.points]
     rows = []
     for mark in marks:
-        faults = [
-            f"{part} {case}: {fault}"
-            for part in parts
-            for case, fault in fault_lines(
-                task, [result for result in mark.case_results if result.part == part]
-            )
-            if fault
-        ]
+        faults = []
+        for part in parts:
+            case_results = [result for result in mark.case_results if result.part == part]
+            for case, fault in fault_lines(task, case_results):
+                if fault:
+                    faults.append(f"{part} {case}: {fault}")
         lines = [*mark.notes, *changes.get(mark.student, ()), *faults]
         failing = [result for result in mark.case_results if result.faults][:3]
         details = "".join(f"<li>{html.escape(line)}" for line in lines[:40])

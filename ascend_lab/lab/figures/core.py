@@ -112,6 +112,7 @@ def _straight(hop: Hop) -> tuple[tuple[st.Point, ...], st.Point]:
     """Return the ends of a straight arrow between two boxes, and its middle."""
 
     def middle_of(name: str) -> st.Point:
+        """Return the middle of a box."""
         x, y, width, height = BOXES[name]
         return (x + width / 2, y + height / 2)
 

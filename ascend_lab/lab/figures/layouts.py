@@ -274,14 +274,10 @@ def fig_windows(
     for ax, cells in ((axes[0, 0], image), (axes[0, 1], matrix)):
         _cells(ax, cells, copies, norm, marked)
     axes[0, 0].set_title(f"image {side}x{side}" + (f", pad {pad}" if pad else ""))
-    axes[0, 1].set(title=f"matrix: {matrix.shape[0]} windows x {matrix.shape[1]} taps")
-    axes[0, 1].set(aspect="auto", ylabel="window", xlabel="tap")
-    bar = fig.colorbar(axes[0, 1].images[0], ax=axes[0, :], shrink=0.75, pad=0.02)
-    bar.set_label("copies of the pixel")
-    bar.set_ticks(list(range(0, most_copies + 1, max(1, most_copies // 8))))
-    for ax in axes[1]:
-        ax.remove()
-    _balance(fig.add_subplot(axes[0, 0].get_gridspec()[1, :]), sizes)
+    title = f"matrix: {matrix.shape[0]} windows x {matrix.shape[1]} taps"
+    axes[0, 1].set(title=title, aspect="auto", ylabel="window", xlabel="tap")
+    _copies_bar(fig, axes[0], most_copies)
+    _balance(_joined_row(fig, axes), sizes)
     used = sizes["distinct"] + sizes["copies"]
     zeros = sizes["padding"] + sizes["fractals"]
     alt = (
@@ -293,6 +289,20 @@ def fig_windows(
         f"{zeros / (used + zeros):.0%} zeros."
     )
     return st.finish(fig, alt=alt)
+
+
+def _joined_row(fig: st.LabFigure, axes: Any) -> Any:
+    """Replace the axes of the second row by a single one, as wide as all of them."""
+    for ax in axes[1]:
+        ax.remove()
+    return fig.add_subplot(axes[0, 0].get_gridspec()[1, :])
+
+
+def _copies_bar(fig: st.LabFigure, axes: Any, most_copies: int) -> None:
+    """Draw the colours of numbers of copies beside the image and the matrix."""
+    bar = fig.colorbar(axes[1].images[0], ax=axes, shrink=0.75, pad=0.02)
+    bar.set_label("copies of the pixel")
+    bar.set_ticks(list(range(0, most_copies + 1, max(1, most_copies // 8))))
 
 
 def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> None:
