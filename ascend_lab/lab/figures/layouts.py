@@ -281,12 +281,11 @@ def fig_windows(
     used = sizes["distinct"] + sizes["copies"]
     zeros = sizes["padding"] + sizes["fractals"]
     alt = (
-        f"A {side}x{side} image with a {kernel}x{kernel} kernel, stride {stride}, "
-        f"pad {pad}, dilation {dilation} becomes a matrix of {matrix.shape[0]} rows "
-        f"and {matrix.shape[1]} columns. A pixel is copied {copies[1:].min()} to "
-        f"{most_copies} times; pixel {marked} is framed in both. With {channels} channels "
-        f"the matrix holds {used / sizes['pixels']:.2f} times the image and is "
-        f"{zeros / (used + zeros):.0%} zeros."
+        f"A {side}x{side} image with a {kernel}x{kernel} kernel, stride {stride}, pad {pad}, "
+        f"dilation {dilation} becomes a matrix of {matrix.shape[0]} rows and {matrix.shape[1]} "
+        f"columns. A pixel is copied {copies[1:].min()} to {most_copies} times; pixel {marked} is "
+        f"framed in both. With {channels} channels the matrix holds "
+        f"{used / sizes['pixels']:.2f} times the image and is {zeros / (used + zeros):.0%} zeros."
     )
     return st.finish(fig, alt=alt)
 
