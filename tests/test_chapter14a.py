@@ -16,7 +16,7 @@ def rule(graph):
     return cancel_trans_data(assign_layouts(graph))
 
 
-@pytest.mark.parametrize("name", layouts.OWN)
+@pytest.mark.parametrize("name", layouts.BUILDERS)
 def test_the_table_agrees_with_all_choices(name: str) -> None:
     graph = layouts.prepared(name)
     best = layouts.converted_bytes(layouts.cheapest(graph))

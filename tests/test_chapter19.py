@@ -56,5 +56,5 @@ def test_nests_add_up():
     costs = NestCosts(measure)
     points = [space.sample(rng) for _ in range(12)]
     assert [costs(point) for point in points] == [measure(point) for point in points]
-    assert len(costs.rest) > 1
-    assert len(points) > len(costs.rest)
+    assert len(costs.extra_cycles) > 1
+    assert len(points) > len(costs.extra_cycles)

@@ -76,9 +76,9 @@ def test_marks_by_the_thousand_become_a_picture_inside() -> None:
         return finish(fig, alt=ALT).to_svg()
 
     for kind, look in (("scatter", {}), ("plot", {"marker": "o", "linestyle": ""})):
-        assert "<image" not in drawn(kind, style.MANY, **look)
-        assert "<image" in drawn(kind, style.MANY + 1, **look)
-    assert "<image" not in drawn("plot", 2 * style.MANY)
+        assert "<image" not in drawn(kind, style.MAX_VECTOR_MARKS, **look)
+        assert "<image" in drawn(kind, style.MAX_VECTOR_MARKS + 1, **look)
+    assert "<image" not in drawn("plot", 2 * style.MAX_VECTOR_MARKS)
 
 
 @pytest.mark.parametrize(("points", "refused"), [(6.0, False), (5.8, True)])

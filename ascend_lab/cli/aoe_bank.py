@@ -184,6 +184,7 @@ def _counts(add: int, update: int, reserved: int) -> str:
 
 
 def _list(store: Store, arguments: argparse.Namespace) -> str:
+    """Return the entries of a chip as lines."""
     entries = _of_chip(store.entries(), arguments.soc_version)
     return "\n".join([f"{len(entries)} entries in {store.file}", *map(_line, entries)])
 
@@ -236,14 +237,15 @@ def _line(entry: BankEntry) -> str:
     key = entry.key
     gap = entry.gap
     # Optimal; unknown whether a better schedule exists; or at most this much can be gained.
-    far = "proven" if entry.proven else "no bound" if gap is None else f"gap {gap:.2%}"
+    known_gap = "no bound" if gap is None else f"gap {gap:.2%}"
+    distance = "proven" if entry.proven else known_gap
     # Features are logarithms to base 2 of the sizes: 10 stands for 1024.
     sizes = "x".join(f"{2**f:g}" for f in entry.features)
     operator = f"{key.op} {sizes}"
     operator = operator if len(operator) <= LONGEST else f"{operator[: LONGEST - 3]}..."
     return printable(
         f"{key.digest[:8]} {key.chip}/{key.core_count} {operator:{LONGEST}} "
-        f"{entry.before_cycles:>10} -> {entry.after_cycles:>10} cycles, {far}, "
+        f"{entry.before_cycles:>10} -> {entry.after_cycles:>10} cycles, {distance}, "
         f"{entry.search} {entry.trials} trials"
     )
 

@@ -112,12 +112,17 @@ def parser() -> Parser:
     add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
     add("--tune_ops_file", metavar="F.json", help="tune_ops_name and tune_ops_type: only these")
     _add_search(parser_of_aoe)
+    _add_gradients(parser_of_aoe)
+    return parser_of_aoe
+
+
+def _add_gradients(parser_of_aoe: Parser) -> None:
+    """Add the flags of job 4, which tunes how gradients are sent."""
     add = parser_of_aoe.add_argument_group("job 4, gradients").add_argument
     add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
     add("--devices", type=count, metavar="N", help="of the cluster, in place of T:N")
     add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")
     add("--max_segments", type=count, metavar="K", help="all-reduces at most (8, as HCCL)")
-    return parser_of_aoe
 
 
 def _add_search(parser_of_aoe: Parser) -> None:
@@ -163,8 +168,9 @@ def job_of(arguments: argparse.Namespace) -> str:
         remedy = "export the model to ONNX (tf2onnx, torch.onnx, mindspore.export, caffe2onnx)"
         raise InputError("--framework 5 (ONNX)", f"{arguments.framework} ({name})", remedy)
     # Job 4 is checked below: `jobs_of` would order it among other jobs, but it runs alone.
-    asked = [job.strip() for job in arguments.job_type.split(",")]
-    jobs = ("4",) if asked == ["4"] else asked if "4" in asked else jobs_of(arguments.job_type)
+    jobs: Sequence[str] = [job.strip() for job in arguments.job_type.split(",")]
+    if "4" not in jobs:
+        jobs = jobs_of(arguments.job_type)
     _check_gradient(arguments, jobs)
     for jobs_of_flags, flags in FLAGS_OF_JOBS.items():
         if not set(jobs_of_flags) & set(jobs):
@@ -216,10 +222,10 @@ def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> st
         text = environ.get(name, "")
         if not text:
             continue
-        count = whole_of(text) or 0
-        if not 1 <= count <= PROCESSES:
+        processes = whole_of(text) or 0
+        if not 1 <= processes <= PROCESSES:
             raise InputError(f"{name} from 1 to {PROCESSES}", shown(text), "unset it")
-        return f"processes:{count}" if count > 1 else "serial"
+        return f"processes:{processes}" if processes > 1 else "serial"
     return "serial"
 
 

@@ -48,7 +48,9 @@ def parse_bytes(text: str) -> float:
         size = math.nan
     if match and match[2]:
         # 64m: 64 * 1024^2, 64mib: the same, 64mb: 64 * 1000^2
-        size *= (1000 if match[3] == "b" else 1024) ** ("kmgt".index(match[2]) + 1)
+        base = 1000 if match[3] == "b" else 1024
+        exponent = "kmgt".index(match[2]) + 1
+        size *= base**exponent
     if not 0 <= size <= HUGE_BYTES:  # also refuses nan
         raise InputError(f"bytes from 0 to {HUGE_BYTES:g}", repr(text), "write 1e6, 64M or 64MB")
     return size
@@ -192,6 +194,7 @@ def _both(errors: dict[str, Any]) -> str:
 
 
 def _percent(value: float | None) -> str:
+    """Return an error such as 3.1%; a dash for none."""
     return "-" if value is None else f"{value:.1%}"
 
 
@@ -219,7 +222,7 @@ def _topologies(arguments: argparse.Namespace) -> int:
 
 
 CHIPS = {"910b": "Ascend910B2", "a3": "Ascend910C"}
-"""Chip by the start of a cluster's name: 910b-roce has Ascend910B2. All others have Ascend910A."""
+"""Start of a cluster's name -> its chip: 910b-roce has Ascend910B2. Others have Ascend910A."""
 SAMPLES = 8
 """Default batch of a device, in samples."""
 OPTIMIZERS = ("adam", "sgd")
@@ -310,6 +313,7 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
 
     # A plan with 4 micro-batches of 2 samples needs the graph of batch 2.
     def build(batch: int) -> Any:
+        """Return the network of a file for a batch."""
         sizes = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
         return common.import_with(name, None, sizes, batch).graph
 
@@ -358,6 +362,7 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
 
 
 def _ms(seconds: float) -> str:
+    """Return a time in milliseconds."""
     return f"{seconds * 1e3:.3f} ms"
 
 

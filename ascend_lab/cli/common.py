@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 # Arguments whose values `check_outputs` checks before any work.
 OUTPUTS = (
-    *("json", "trace", "output", "outputs", "fusion_result", "check_report", "report", "figure"),
+    "json",
+    "trace",
+    "output",
+    "outputs",
+    "fusion_result",
+    "check_report",
+    "report",
+    "figure",
     "records",
 )
 """Arguments that name a file to write; only JSON can be printed, with -."""
@@ -130,10 +137,10 @@ def run_one(verbs: Sequence[Verb], argv: Sequence[str]) -> int:
 
 def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
     """Raise `InputError` for the first of `flags` that was given: they matter only `when`."""
-    for flag in flags:
+    for name in flags:
         # --time-limit is stored as time_limit
-        if flag.lstrip("-").replace("-", "_") in arguments.given:
-            needed = f"{flag} only {when}"
+        if name.lstrip("-").replace("-", "_") in arguments.given:
+            needed = f"{name} only {when}"
             raise InputError(needed, "", "leave it out: it changes nothing here")
 
 
@@ -162,16 +169,16 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     words = {name: text for name, text in vars(arguments).items() if isinstance(text, str)}
     for name in OUTPUTS:
         target = words.get(name)
-        flag = f"--{name.replace('_', '-')}"
+        flag_name = f"--{name.replace('_', '-')}"
         # "--json -" prints; no other flag can print its output
         if target is None or (name, target) == ("json", "-"):
             continue
         if target == "-":
-            raise InputError(f"a file name for {flag}", "-", "only --json prints")
+            raise InputError(f"a file name for {flag_name}", "-", "only --json prints")
         # Checked before hours of work, not when the result is there.
         output.check_writable(target)
         if any(_same(target, text) for argument, text in words.items() if argument not in OUTPUTS):
-            raise InputError(f"{flag} as another file than the inputs", target, "name another")
+            raise InputError(f"{flag_name} as another file than the inputs", target, "name another")
         place = os.path.realpath(target)
         # Two outputs may both go to /dev/null.
         if place in places and not place.startswith("/dev/"):
@@ -280,17 +287,19 @@ def in_flags(text: str, program: str, arguments: Namespace | None = None) -> str
     """
 
     def as_flag(match: re.Match[str]) -> str:
+        """Return the flag that stands for an argument of Python in a message."""
         name = match[1]
         value = match[2]
-        flag = _FLAGS[program].get(name, "")
-        if flag == "--reload":  # it takes no value
-            return flag
-        if not flag or (arguments is not None and flag[2:].replace("-", "_") not in arguments):
+        flag_name = _FLAGS[program].get(name, "")
+        if flag_name == "--reload":  # it takes no value
+            return flag_name
+        stored_name = flag_name[2:].replace("-", "_")
+        if not flag_name or (arguments is not None and stored_name not in arguments):
             return f"{match[0]} in Python"
         if match["sizes"] is not None:
             value = f"{match['key']}:{match['sizes'].replace(' ', '').rstrip(',')}"
         # Values to pin come from a file of arrays, which the message cannot know.
-        return f"{flag} {'F.npz' if name == 'pinned' else value}"
+        return f"{flag_name} {'F.npz' if name == 'pinned' else value}"
 
     return _ARGUMENT.sub(as_flag, " ".join(text.split()))
 
@@ -303,10 +312,9 @@ def is_tuned(arguments: argparse.Namespace) -> bool:
 
 
 def tuned_road(arguments: argparse.Namespace, chip: Chip, road: Road) -> Road:
-    """Return the compiler's options with the slices and launches that the schedules were tuned for.
+    """Return the compiler's options `road` with the slices and launches of the tuned schedules.
 
     A schedule is for a kernel of a certain size: a network cut otherwise has other kernels.
-    `road` is the compiler's options.
     """
     if arguments.tuned is None:
         return road

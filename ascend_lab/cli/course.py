@@ -61,8 +61,8 @@ def _hand_out_of(work: str) -> Path | None:
     """Return the folder of a student's file if it is a hand-out with a judge; None otherwise.
 
     A judge is a file with the code that runs and scores answers. Only `check`, which students run
-    on their own machines, uses the judge of that folder. `grade`
-    must not: a student could hand in a judge that accepts everything.
+    on their own machines, uses the judge of that folder. `grade` must not: a student could hand in
+    a judge that accepts everything.
     """
     folder = Path(work).resolve().parent
     has_judge = all((folder / name).is_file() for name in ("assignment.toml", "instance.json"))

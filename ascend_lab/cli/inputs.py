@@ -103,7 +103,10 @@ def sized(shapes: Shapes, batch: int | None, meaning: str) -> dict[str, tuple[in
     """
     if batch is None and any(-1 in shape for shape in shapes.values()):
         raise InputError(f"--dynamic_batch_size for a {meaning} of -1", "none", "give it")
-    return {n: tuple(batch if batch and k == -1 else k for k in s) for n, s in shapes.items()}
+    return {
+        name: tuple(batch if batch and size == -1 else size for size in shape)
+        for name, shape in shapes.items()
+    }
 
 
 def wanted_of(
@@ -118,21 +121,22 @@ def wanted_of(
     # A kernel may hold several nodes, and equal kernels are tuned once for all of them: a name
     # counts if it belongs to any of these nodes.
     names, types = _listed(file)
-    of_piece: dict[str, set[str]] = {}
+    names_by_piece: dict[str, set[str]] = {}
     kinds = set()
     for task in compile_graph(graph, chip, dtype=dtype).tasks:
-        names_of_piece = of_piece.setdefault(task.piece.key, set())
+        names_of_piece = names_by_piece.setdefault(task.piece.key, set())
         names_of_piece |= {task.name, *task.nodes, *task.piece.names.values()}
-        kinds |= set(task.op.split("+")) if task.lowered is not None else set()
+        if task.lowered is not None:
+            kinds |= set(task.op.split("+"))
 
     def is_listed(operator: Tunable) -> bool:
         """Tell whether the file names the operator or one of its nodes, or its type."""
         # "conv2d+relu" is a fused kernel of two types
-        mine = of_piece.get(operator.piece.key, set()) | {operator.name}
-        words = {_word(kind) for kind in operator.op.split("+")}
-        return bool(words & types or mine & names)
+        own_names = names_by_piece.get(operator.piece.key, set()) | {operator.name}
+        own_types = {_word(kind) for kind in operator.op.split("+")}
+        return bool(own_types & types or own_names & names)
 
-    all_names = {name for mine in of_piece.values() for name in mine}
+    all_names = set[str]().union(*names_by_piece.values())
     # Without the warning a misspelt name would silently tune nothing.
     missing = [*sorted(names - all_names), *sorted(types - set(map(_word, kinds)))]
     warning = f"{file}: not in this model: {', '.join(missing)}" if missing else ""
@@ -239,14 +243,15 @@ def _described(row: Any, where: str) -> _Description:
     op = plain.get(row["op"].lower().replace("_", "")) or ops.get(row["op"]).name
     try:
         if "input_desc" in row:
-            shapes, types = ([d[key] for d in row["input_desc"]] for key in ("shape", "type"))
+            stated_shapes = [tensor["shape"] for tensor in row["input_desc"]]
+            types = [tensor["type"] for tensor in row["input_desc"]]
             attributes = {a["name"]: a["value"] for a in row.get("attr", [])}
         else:
-            shapes = list(row["shapes"])
+            stated_shapes = list(row["shapes"])
             attributes = row.get("attrs", {})
-            types = list(row.get("dtypes", ["fp16"] * len(shapes)))
+            types = list(row.get("dtypes", ["fp16"] * len(stated_shapes)))
         attrs = {str(key): _plain(value) for key, value in attributes.items()}
-        shapes = [tuple(_size(n) for n in shape) for shape in shapes]
+        shapes = [tuple(_size(n) for n in shape) for shape in stated_shapes]
         dtypes = [ALIASES.get(str(t), str(t)) for t in types]
         default = range(1, len(shapes)) if op in CONVOLUTIONS else ()
         constants = [_size(i, 0) for i in row.get("constants", default)]

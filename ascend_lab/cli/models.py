@@ -129,9 +129,10 @@ def _migrate(arguments: argparse.Namespace) -> int:
         plain = json.dumps(data, indent=2) if ending == ".json" else "\n".join(_lines(data))
         write_whole(arguments.report, _html(data) if ending == ".html" else f"{plain}\n")
     # A model that the chip refuses has a report, and no file; the exit code says so too.
-    missing = [f"{arguments.output}: not written: the model is refused"]
-    lost = migration.model is None and arguments.output is not None
-    emit(arguments.json, data, _lines(data) + missing * lost)
+    lines = _lines(data)
+    if migration.model is None and arguments.output is not None:
+        lines.append(f"{arguments.output}: not written: the model is refused")
+    emit(arguments.json, data, lines)
     return 0 if migration.model is not None else 1
 
 
@@ -151,6 +152,7 @@ def _html(data: Mapping[str, Any]) -> str:
     """Return the report as a page that needs no other file; all texts are escaped."""
 
     def cells(row: Iterable[object], tag: str) -> str:
+        """Return a row of a table in HTML."""
         inner = "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row)
         return f"<tr>{inner}</tr>"
 
@@ -285,20 +287,21 @@ def _quantised_lines(data: Mapping[str, Any]) -> list[str]:
         lines.append(f"sizes are those of the samples: {data['fixed_because']}")
     sizes = f"{data['float_bytes']:,} -> {data['size_bytes']:,} bytes"
     lines.append(f"{len(data['layers'])} layers; {sizes}")
-    count = _batches(data["batches"])
+    calibration_batches = _batches(data["batches"])
     error = f"outputs are off by {data['output_error']:.4%}"
-    lines.append(f"{error}, measured on the calibration samples ({count})")
+    lines.append(f"{error}, measured on the calibration samples ({calibration_batches})")
     if data["held_out_batches"]:
-        count = _batches(data["held_out_batches"])
-        error = f"outputs are off by {data['held_out_error']:.4%}"
-        lines.append(f"{error}, measured on the held-out samples ({count})")
+        held_out_batches = _batches(data["held_out_batches"])
+        held_out_error = f"outputs are off by {data['held_out_error']:.4%}"
+        lines.append(f"{held_out_error}, measured on the held-out samples ({held_out_batches})")
     else:
         lines.append("no samples were held out: on others it may be more (--held-out X.npz)")
     return lines
 
 
 def _batches(count: int) -> str:
-    return f"{count} batch{'es' * (count > 1)}"
+    """Return a number of batches in words."""
+    return f"{count} {'batches' if count > 1 else 'batch'}"
 
 
 def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:

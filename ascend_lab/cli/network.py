@@ -332,12 +332,13 @@ def _simulate(arguments: argparse.Namespace) -> int:
         return _simulate_placed(arguments, error)
     # Warnings are printed above the table, and below the reason why a model cannot be read.
     warn_of_switches(switches)
-    road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
-    road = common.tuned_road(arguments, chip, road)
     # CANN's decisions replace the flags of our own compiler, which were refused above.
     if arguments.like:
         small = arguments.enable_small_channel == "1"
         road = cann_road(chip, arguments.dtype, small_channel=small)
+    else:
+        flags = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
+        road = common.tuned_road(arguments, chip, flags)
     front = front_stages(graph, chip, road)
     times, fused = _timed(arguments, front, chip, road)
     if arguments.trace:

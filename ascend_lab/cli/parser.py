@@ -53,8 +53,8 @@ class Parser(argparse.ArgumentParser):
         Defaults are suppressed meanwhile, so that every value argparse stores was given.
         """
         # A parser of verbs leaves unknown flags to the verb's own parser.
-        if self._subparsers is None and (strange := self._unknown(args or ())):
-            self.error(f"unrecognized arguments: {' '.join(strange)}")
+        if self._subparsers is None and (unknown_flags := self._unknown(args or ())):
+            self.error(f"unrecognized arguments: {' '.join(unknown_flags)}")
         flags = [
             a for a in self._actions if a.option_strings and a.default is not argparse.SUPPRESS
         ]

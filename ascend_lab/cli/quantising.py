@@ -58,14 +58,14 @@ class Subject:
         from ascend_lab.deploy import compress as c
 
         ready = c.made_ready(self.graph, plan)
-        rows, apart = c.left_out(self.source, ready, plan)
+        rows, unquantisable = c.left_out(self.source, ready, plan)
         # Left out: layers that the plan skips, and products of the graph that are not operators of
         # the file, such as those inside an LSTM.
-        if all(n.name in apart or plan.of(n) is None for n in c.layers_of(ready)):
+        if all(n.name in unquantisable or plan.of(n) is None for n in c.layers_of(ready)):
             reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows[:MAX_REASONS])
             remedy = "skip fewer, or give a model with convolutions or products of constant weights"
             raise InputError(f"{ready.name}: a layer to quantise", reasons or "none", remedy)
-        skipping = replace(plan, skip_layers=plan.skip_layers | apart)
+        skipping = replace(plan, skip_layers=plan.skip_layers | unquantisable)
         return c.quantise_graph(self.graph, self.own(self.feeds), skipping), rows
 
     def own(self, feeds: Feeds) -> Feeds:

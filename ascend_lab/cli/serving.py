@@ -103,8 +103,8 @@ def _served_text(data: dict[str, Any]) -> list[str]:
     total = sum(data["batches"].values())
     # "batch    8  40.00% ####################": a full bar is 50 characters
     lines += [
-        f"  batch {size:>4} {requests / total:7.2%} {'#' * round(50 * requests / total)}"
-        for size, requests in data["batches"].items()
+        f"  batch {size:>4} {batch_count / total:7.2%} {'#' * round(50 * batch_count / total)}"
+        for size, batch_count in data["batches"].items()
     ]
     return lines
 
@@ -143,6 +143,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         return opened.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
     def announce(port: int) -> None:
+        """Print the address at which the model is served."""
         say([f"serving {model_title} at http://127.0.0.1:{port}"])
         sys.stdout.flush()  # whoever started the server reads the port from a pipe
 

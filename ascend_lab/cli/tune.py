@@ -72,11 +72,13 @@ class _InterruptHandler:
             signal.signal(signal.SIGINT, self.previous_handler)
 
     def _first(self, *_: object) -> None:
+        """Interrupt the search; a second signal ends the program."""
         signal.signal(signal.SIGINT, self._second)
         raise KeyboardInterrupt
 
     @staticmethod
     def _second(*_: object) -> None:
+        """End the program at once."""
         import multiprocessing
 
         # os._exit leaves no time for the pool to end its workers: they are killed here.
@@ -184,7 +186,17 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
                 0, "--Fnonhomo_split changes nothing: slices of uneven sizes are always tried"
             )
         run = _Run(
-            arguments, job, chip, dtype, settings, folder, knowledge, workers, bars, started, head
+            arguments=arguments,
+            job=job,
+            chip=chip,
+            dtype=dtype,
+            settings=settings,
+            folder=folder,
+            knowledge=knowledge,
+            workers=workers,
+            bars=bars,
+            started=started,
+            head=head,
         )
         return _for_each(sources, partial(_tune_source, run))
 

@@ -105,13 +105,15 @@ def _timing(name: str, timeline: KernelTimeline) -> list[str]:
     phases = len(timeline.phases)
     # A kernel started by the host pays for the whole launch, one in the device's queue for little.
     by_host = timeline.start == "cold"
-    with_launch = f", {timeline.time_s * 1e6:.2f} us with a launch by the host" * by_host
+    with_launch = ""
+    if by_host:
+        with_launch = f", {timeline.time_s * 1e6:.2f} us with a launch by the host"
     of_what = "of the time with the launch" if by_host else "of the time on the device"
     return [
         f"{name} on {timeline.core_count} cores of {timeline.chip.name} (model result)",
         (
             f"  {timeline.task_s * 1e6:.2f} us on the device{with_launch}; "
-            f"{timeline.cycles} cycles in {phases} phase{'s' * (phases > 1)}, "
+            f"{timeline.cycles} cycles in {phases} {'phases' if phases > 1 else 'phase'}, "
             f"bound by {timeline.bound_by}"
         ),
         f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",

@@ -174,8 +174,8 @@ def find(name: str, course: str | Path | None = None, hand_ins: str | Path | Non
     """Return the folder of an assignment such as "A1".
 
     It is `course` or a folder in it; the default is the course of the git checkout. Neither the
-    working directory
-    nor `hand_ins` is searched: a judge that came with a hand-in would run as the grader.
+    working directory nor `hand_ins` is searched: a judge that came with a hand-in would run as the
+    grader.
     """
     root = Path(course) if course else CHECKOUT
     subfolders = sorted(root.glob("A*")) if root.is_dir() else []
@@ -500,7 +500,7 @@ def answers_of(
 def verdict(session: Session, exercise: str, names: Sequence[str], seed: int) -> str:
     """Return the message of a check of the function with one of these names, "" if it passes."""
     wire = Wire(session.send, session.hear)
-    session.what = f"exercise {exercise_number(exercise)}"
+    session.activity = f"exercise {exercise_number(exercise)}"
     answer = partial(_ask, session, wire, "|".join(names))
     try:
         with Alarm(VERDICT_S, lambda: EndedError(f"its check took more than {VERDICT_S:g} s")):
@@ -516,7 +516,7 @@ def _ask(session: Session, wire: Wire, names: str, *args: Any, **named: Any) -> 
 
     If that process ends, raise `EndedError`, which no check mistakes for an error of the function.
     """
-    session.begin(session.limits.case_s, session.what)
+    session.begin(session.limits.case_s, session.activity)
     try:
         return wire.ask(0, names, args, named)
     except LostError as error:

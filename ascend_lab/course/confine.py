@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 NOBODY = 65534
+"""The account without files that every Linux has."""
 FIRST_ACCOUNT = 61184
 ACCOUNTS = 4336
 """Accounts 61184 to 65519, which systemd reserves for its `DynamicUser` services."""
 
+# Kinds of name spaces (flags of unshare), and options of prctl.
 NEW_MOUNTS = 0x00020000
 NEW_USER = 0x10000000
 NEW_NET = 0x40000000
@@ -34,6 +36,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
 SIGKILL = 9
 
+# Landlock: numbers of its three system calls, a flag and a kind of rule, and rights as bits.
 CREATE_RULESET = 444
 ADD_RULE = 445
 RESTRICT_SELF = 446
@@ -47,8 +50,11 @@ MAKE_DEVICES = 1 << 6 | 1 << 11
 RIGHTS_OF_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 """Version of Landlock -> all rights over files that it knows, as bits."""
 TCP = 0b11
+"""Rights over the network, since version 4: to offer and to open TCP connections."""
 SIGNALS_AND_SOCKETS = 0b11
+"""What is closed to the outside since version 6: abstract sockets and signals."""
 
+# Mounts: a system call and its flags.
 MOUNT_SETATTR = 442
 AT_RECURSIVE = 0x8000
 AT_FDCWD = -100
@@ -56,8 +62,9 @@ MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 READ_ONLY = 1
 DISK_BYTES = 64 << 20
+"""Size of the disk in memory that is the folder of a hand-in."""
 DISK_FILES = 10_000
-"""Size and number of files of the disk in memory that is the folder of a hand-in."""
+"""Most files on that disk."""
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = (
@@ -161,7 +168,9 @@ def rules(libc: Any, readable: Iterable[str], listed: Iterable[str]) -> tuple[in
         return None
     rights = RIGHTS_OF_VERSION[min(version, 3)]
     table = struct.pack("QQQ", rights, TCP, SIGNALS_AND_SOCKETS)
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    size = 8  # bytes of the table that this version knows: files, then network, then signals
+    if version >= 4:
+        size = 24 if version >= 6 else 16
     ruleset = libc.syscall(CREATE_RULESET, table, ctypes.c_size_t(size), 0)
     if ruleset < 0:
         return None

@@ -100,10 +100,10 @@ class Mark:
     @property
     def ratio(self) -> float | None:
         """Return cost / certified optimum, geometric mean over timed cases; None if one fails."""
-        timed = [t for t in self.case_results if t.timed]
-        if not timed or any(t.faults or not t.judged.cost for t in timed):
+        timed = [result for result in self.case_results if result.timed]
+        if not timed or any(result.faults or not result.judged.cost for result in timed):
             return None
-        logs = [math.log((t.judged.cost or 1) / t.judged.optimum) for t in timed]
+        logs = [math.log((result.judged.cost or 1) / result.judged.optimum) for result in timed]
         return math.exp(sum(logs) / len(logs))
 
 
@@ -141,10 +141,16 @@ def try_cases(
         else:
             judged = _fails(task, f"{UNJUDGED} (others of this hand-in took too long)")
         slow_count += any(TOO_LONG in fault for fault in judged.properties.values())
-        function = case.call.function
-        case_results.append(
-            CaseResult(part, case.name, digest, answer, judged, case.timed, function)
+        case_result = CaseResult(
+            part=part,
+            case=case.name,
+            digest=digest,
+            answer=answer,
+            judged=judged,
+            timed=case.timed,
+            function=case.call.function,
         )
+        case_results.append(case_result)
     return case_results
 
 
@@ -209,15 +215,18 @@ def mark_of(task: Assignment, case_results: Sequence[CaseResult]) -> dict[str, f
 
     The points of a part are divided among the functions in proportion to their numbers of cases.
     """
-    parts = {part: [t for t in case_results if t.part == part] for part in ("public", "hidden")}
-    parts["performance"] = [t for t in case_results if t.timed]
+    parts = {
+        part: [result for result in case_results if result.part == part]
+        for part in ("public", "hidden")
+    }
+    parts["performance"] = [result for result in case_results if result.timed]
     points = {}
     for part, cases in parts.items():
         if not cases or part not in task.points:
             continue
         earned = 0.0
-        for function in dict.fromkeys(t.function for t in cases):
-            function_cases = [t for t in cases if t.function == function]
+        for function in dict.fromkeys(result.function for result in cases):
+            function_cases = [result for result in cases if result.function == function]
             share = performance_share(function_cases)
             if part != "performance":
                 share = property_share(task, function_cases) * ramp(task, case_results, function)
@@ -229,7 +238,9 @@ def mark_of(task: Assignment, case_results: Sequence[CaseResult]) -> dict[str, f
 def property_share(task: Assignment, case_results: Sequence[CaseResult]) -> float:
     """Return the share of the properties that hold, by weight; a wrong value counts as none."""
     total_weight = sum(task.weights.values())
-    valid_properties = [t.judged.properties for t in case_results if not t.judged.wrong]
+    valid_properties = [
+        result.judged.properties for result in case_results if not result.judged.wrong
+    ]
     held_weight = sum(
         weight * sum(not properties.get(name, "missing") for properties in valid_properties)
         for name, weight in task.weights.items()
@@ -239,7 +250,7 @@ def property_share(task: Assignment, case_results: Sequence[CaseResult]) -> floa
 
 def performance_share(case_results: Sequence[CaseResult]) -> float:
     """Return the mean share of the performance points that cases earn."""
-    return sum(t.share() for t in case_results) / len(case_results)
+    return sum(result.share() for result in case_results) / len(case_results)
 
 
 def ramp(task: Assignment, case_results: Sequence[CaseResult], function: str) -> float:
@@ -247,7 +258,7 @@ def ramp(task: Assignment, case_results: Sequence[CaseResult], function: str) ->
 
     It grows linearly with the performance, and is 1 from the share `full_from` on.
     """
-    timed = [t for t in case_results if t.timed and t.function == function]
+    timed = [result for result in case_results if result.timed and result.function == function]
     if not timed:
         return 1.0
     rules = task.rules
@@ -256,24 +267,26 @@ def ramp(task: Assignment, case_results: Sequence[CaseResult], function: str) ->
 
 def share_cap(task: Assignment, case_results: Sequence[CaseResult], function: str) -> float:
     """Return the largest share of its points that a function may earn: less after a wrong value."""
-    wrong_results = [t for t in case_results if t.judged.wrong]
+    wrong_results = [result for result in case_results if result.judged.wrong]
     if not task.rules.spoils_all:
-        wrong_results = [t for t in wrong_results if t.function == function]
+        wrong_results = [result for result in wrong_results if result.function == function]
     return task.rules.wrong_share if wrong_results else 1.0
 
 
 def rule_lines(task: Assignment, case_results: Sequence[CaseResult]) -> list[str]:
     """Return a line for each rule that lowered the points, without the names of hidden cases."""
     lines = []
-    for function in dict.fromkeys(t.function for t in case_results):
-        wrong_results = [t for t in case_results if t.function == function and t.judged.wrong]
+    for function in dict.fromkeys(result.function for result in case_results):
+        wrong_results = [
+            result for result in case_results if result.function == function and result.judged.wrong
+        ]
         if wrong_results:
             result = wrong_results[0]
             where = result.case if result.part == "public" else "a hidden case"
             capped = "all points" if task.rules.spoils_all else f"the points of {function}"
             share = f"{task.rules.wrong_share:.1%}"
             lines.append(f"{function}: a wrong value in {where}, so at most {share} of {capped}")
-        function_cases = [t for t in case_results if t.function == function]
+        function_cases = [result for result in case_results if result.function == function]
         factor = ramp(task, case_results, function)
         if factor < 1 and property_share(task, function_cases) and not wrong_results:
             reason = f"at {factor:.0%}, for it is hardly better than the plain answer"
@@ -379,16 +392,16 @@ def mark(
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     pseudonym = handin.constant(work.source, "PSEUDONYM")
     return Mark(
-        work.student,
-        work.file,
-        digest,
-        points,
-        late,
-        case_results,
-        tuple(notes),
-        pseudonym,
-        enrolled.name,
-        work.source,
+        student=work.student,
+        file=work.file,
+        digest=digest,
+        points=points,
+        late_points=late,
+        case_results=case_results,
+        notes=tuple(notes),
+        pseudonym=pseudonym,
+        name=enrolled.name,
+        source=work.source,
     )
 
 
@@ -412,15 +425,15 @@ def grade(
     sealed = seal_of(task.folder)
     rows = [
         _Row(
-            task.name,
-            str(task.folder),
-            sealed,
-            works[s],
-            roster.get(s, Enrolled(s)),
-            secret,
-            dict(known_answers or {}),
+            name=task.name,
+            course=str(task.folder),
+            sealed=sealed,
+            work=works[student],
+            enrolled=roster.get(student, Enrolled(student)),
+            secret=secret,
+            known_answers=dict(known_answers or {}),
         )
-        for s in sorted(works)
+        for student in sorted(works)
     ]
     if jobs <= 1 or len(rows) == 1:
         return [_mark_row(row, task) for row in rows]
@@ -453,6 +466,7 @@ def _in_processes(rows: Sequence[_Row], jobs: int) -> list[Mark]:
         return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
     def result(future: "Future[Mark]") -> Mark | None:
+        """Return the mark of a finished process; None if the process died."""
         try:
             return future.result()
         except BrokenExecutor:
@@ -473,13 +487,13 @@ def _lost(row: _Row) -> Mark:
     points = {part: 0.0 for part in task.points if part != "log"}
     notes = (*row.work.notes, "could not be graded (the process that judges it ended, twice)")
     return Mark(
-        row.work.student,
-        row.work.file,
-        "",
-        points,
-        0.0,
-        (),
-        notes,
+        student=row.work.student,
+        file=row.work.file,
+        digest="",
+        points=points,
+        late_points=0.0,
+        case_results=(),
+        notes=notes,
         name=row.enrolled.name,
         source=row.work.source,
     )

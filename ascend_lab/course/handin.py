@@ -41,13 +41,18 @@ SOURCE_BYTES = 1 << 18
 ALL_BYTES = 32 << 20
 """Largest total of the files of one student."""
 ZIP_BYTES = 20 << 20
+"""Largest archive, in bytes."""
 ZIP_FILES = 200
+"""Most files in an archive."""
 READ_S = 20.0
+"""Time limit for reading the files of one student."""
 PRINT_S = 5.0
-"""Time limits: reading the files of one student, and splitting one text into tokens."""
+"""Time limit for splitting one text into tokens."""
 SUFFIXES = (".py", ".ipynb")
 RUN = 12
+"""Tokens that are hashed together."""
 WINDOW = 8
+"""Hashes of which the smallest is kept."""
 HINT = 0.5
 """Similarity from which two texts are reported."""
 MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_\w+?_(?P<file>.*)$")

@@ -33,6 +33,7 @@ def main() -> None:
     answers = os.dup(1)
 
     def send_line(line: dict[str, Any]) -> None:
+        """Send one line of JSON to the grader."""
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         while data:
             data = data[os.write(answers, data) :]
@@ -95,16 +96,17 @@ def _run(task: dict[str, Any], names: dict[str, Any]) -> dict[str, str]:
 
 def _answer(task: dict[str, Any], names: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
     """Call a function of the hand-in and return its result as plain data, or its error."""
-    at = call["number"]
+    number = call["number"]
     try:
         for name, text in call["files"].items():
             Path(name).write_text(text, "utf-8")
-        if not callable(function := names.get(call["function"])):
+        function = names.get(call["function"])
+        if not callable(function):
             raise NameError(f"no function {call['function']}")
-        reply = {"at": at, "value": _plain(function(**call["arguments"]))}
+        reply = {"at": number, "value": _plain(function(**call["arguments"]))}
         json.dumps(reply, allow_nan=False)
     except BaseException as error:
-        reply = {"at": at, "error": _line_of(error, task)}
+        reply = {"at": number, "error": _line_of(error, task)}
     return reply
 
 
@@ -207,6 +209,7 @@ class _Denied(importlib.abc.MetaPathFinder):
         self.denied = tuple(denied)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Raise `ImportError` for modules that the assignment denies."""
         if any(name == root or name.startswith(f"{root}.") for root in self.denied):
             raise ImportError(f"{name} is closed in this assignment")
 

@@ -61,6 +61,7 @@ def _is_folder(name: str, parent: int) -> bool:
 
 
 def _opened(name: str, parent: int) -> int:
+    """Open a folder, and give this account all rights on it first."""
     os.chmod(name, 0o700, dir_fd=parent)
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
 
@@ -76,6 +77,7 @@ def sweep(account: int) -> None:
 
 
 def _remove_any(entry: "os.DirEntry[str]") -> None:
+    """Remove a file, or a folder with all that is in it."""
     if entry.is_dir(follow_symlinks=False):
         remove(Path(entry.path))
     else:

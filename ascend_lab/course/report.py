@@ -162,18 +162,20 @@ def _fault_lines(task: assignment.Assignment, mark: Mark, part: str) -> list[tup
     """Return (property, its first fault) of a part; of hidden cases only how many fail."""
     if part == "performance":
         return [
-            (t.case if t.part == "public" else "a hidden case", _scale_text(t))
-            for t in mark.case_results
-            if t.timed
+            (result.case if result.part == "public" else "a hidden case", _scale_text(result))
+            for result in mark.case_results
+            if result.timed
         ]
-    case_results = [t for t in mark.case_results if t.part == part]
+    case_results = [result for result in mark.case_results if result.part == part]
     if not case_results:
         return [] if part == "log" else [("not graded", "see the notes")]
     if task.exercises:
         return [(case, fault) for case, fault in fault_lines(task, case_results) if fault]
     lines = []
     for name in task.weights:
-        failing = [t for t in case_results if t.judged.properties.get(name, "missing")]
+        failing = [
+            result for result in case_results if result.judged.properties.get(name, "missing")
+        ]
         if failing and part == "public":
             result = failing[0]
             fault = result.judged.properties.get(name, "missing")
@@ -197,6 +199,7 @@ def _scale_text(result: CaseResult) -> str:
 
 
 def _grades(task: assignment.Assignment, marks: Sequence[Mark]) -> list[tuple[Any, ...]]:
+    """Return the table of grades: a row of heads, then one for each student."""
     parts = [part for part in assignment.PARTS if part in task.points]
     rows = [("id", "name", *parts, "late", "total", "file", "digest", "assignment", "grader")]
     for mark in marks:
@@ -238,6 +241,7 @@ def _json(value: Any) -> str:
 
 # -- pages -----------------------------------------------------------------------------------------
 def _page(title: str, *blocks: str) -> str:
+    """Return an HTML page of a title and blocks."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     body = "\n".join((f"<h1>{html.escape(title)}</h1>", *blocks))
     return (
@@ -256,20 +260,15 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> s
 
 
 def _student_page(task: assignment.Assignment, mark: Mark) -> str:
-    rows = [
-        [
-            (html.escape(part), part),
-            (f"{mark.points[part]:.1f} of {task.points[part]:g}", ""),
-            (
-                "<br>".join(html.escape(f"{n}: {t}") for n, t in _fault_lines(task, mark, part))
-                or "-",
-                "",
-            ),
-        ]
-        for part in mark.points
-    ]
+    """Return the HTML page of one student: points by part, faults, and charts of failing cases."""
+    rows = []
+    for part in mark.points:
+        points = f"{mark.points[part]:.1f} of {task.points[part]:g}"
+        faults = [f"{name}: {text}" for name, text in _fault_lines(task, mark, part)]
+        faults_html = "<br>".join(map(html.escape, faults)) or "-"
+        rows.append([(html.escape(part), part), (points, ""), (faults_html, "")])
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in mark.notes)
-    failing = [t for t in mark.case_results if t.part == "public" and t.faults]
+    failing = [result for result in mark.case_results if result.part == "public" and result.faults]
     charts = _charts(task, mark, failing[:2], "")
     late = f", late {-mark.late_points:.1f}" if mark.late_points else ""
     title = f"{task.name} {task.title}: {mark.student}, {mark.total:.1f} points{late}"
@@ -283,17 +282,18 @@ def _index(
     similar: Sequence[tuple[str, str, float]],
     changes: Mapping[str, Sequence[str]],
 ) -> str:
+    """Return the HTML page of all marks, similar hand-ins and changes since a run."""
     parts = [part for part in assignment.PARTS if part in task.points]
     rows = []
     for mark in marks:
-        faults = [
-            f"{part} {case}: {fault}"
-            for part in parts
-            for case, fault in fault_lines(task, [t for t in mark.case_results if t.part == part])
-            if fault
-        ]
+        faults = []
+        for part in parts:
+            case_results = [result for result in mark.case_results if result.part == part]
+            for case, fault in fault_lines(task, case_results):
+                if fault:
+                    faults.append(f"{part} {case}: {fault}")
         lines = [*mark.notes, *changes.get(mark.student, ()), *faults]
-        failing = [t for t in mark.case_results if t.faults][:3]
+        failing = [result for result in mark.case_results if result.faults][:3]
         details = "".join(f"<li>{html.escape(line)}" for line in lines[:40])
         expandable = f"<details><summary>{len(faults)} faults</summary><ul>{details}</ul>"
         expandable += _charts(task, mark, failing, secret) + "</details>"

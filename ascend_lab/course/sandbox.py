@@ -132,8 +132,8 @@ class Session:
         for pipe in (self.child.stdin, self.child.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-        self.what = ""
-        self.most_s = 0.0
+        self.activity = ""
+        self.limit_s = 0.0
         self.since_s = 0.0
         files = shelf.fill(self.folder / "shelf", denied)
         self.task = {
@@ -186,10 +186,10 @@ class Session:
         except LostError:
             return False
 
-    def begin(self, most_s: float, what: str) -> None:
-        """Start the time limit of `what`: by the clock, twice `most_s` until the next `begin`."""
-        self.what = what
-        self.most_s = most_s
+    def begin(self, limit_s: float, activity: str) -> None:
+        """Start the time limit of an activity: twice `limit_s` by the clock, until the next one."""
+        self.activity = activity
+        self.limit_s = limit_s
         self.since_s = time.monotonic()
 
     def send(self, line: Mapping[str, Any]) -> None:
@@ -200,7 +200,7 @@ class Session:
         with selectors.DefaultSelector() as ready:
             ready.register(descriptor, selectors.EVENT_WRITE)
             while data:
-                if time.monotonic() > self.since_s + 2 * self.most_s:
+                if time.monotonic() > self.since_s + 2 * self.limit_s:
                     raise LostError(self._late())
                 try:
                     data = data[os.write(descriptor, data) :] if ready.select(0.5) else data
@@ -218,20 +218,20 @@ class Session:
             ready.register(self.child.stdout, selectors.EVENT_READ)
             while b"\n" not in self.unread:
                 now_s = time.monotonic()
-                if now_s > self.since_s + 2 * self.most_s:
+                if now_s > self.since_s + 2 * self.limit_s:
                     raise LostError(self._late())
                 if self.report_wait and now_s - max(self.since_s, last_report_s) > PATIENCE_S:
                     last_report_s = now_s
                     self.report_wait(
-                        f"{self.what}: still waiting after {now_s - self.since_s:.0f} s; "
-                        f"it may take {self.most_s:g} s of processor time"
+                        f"{self.activity}: still waiting after {now_s - self.since_s:.0f} s; "
+                        f"it may take {self.limit_s:g} s of processor time"
                     )
                 if not ready.select(0.5):
                     continue
                 data = os.read(self.child.stdout.fileno(), 1 << 16)
                 if not data:
                     # The system ends a process whose processor time is used up.
-                    timed_out = time.monotonic() - self.since_s >= self.most_s
+                    timed_out = time.monotonic() - self.since_s >= self.limit_s
                     raise LostError(self._late() if timed_out else "ended the process")
                 self.unread += data
                 if len(self.unread) > limit_bytes and b"\n" not in self.unread[:limit_bytes]:
@@ -247,7 +247,7 @@ class Session:
 
     def _late(self) -> str:
         """Return the message of a process that took too long."""
-        return f"did not end within {self.most_s:g} s"
+        return f"did not end within {self.limit_s:g} s"
 
     def close(self) -> None:
         """End the process and all processes that it has started, and remove its files."""

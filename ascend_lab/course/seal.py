@@ -24,6 +24,7 @@ def seal_of(folder: Path) -> str:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder that count for the seal."""
     return sorted(
         path for path in folder.glob(pattern) if path.suffix in SUFFIXES and path.is_file()
     )

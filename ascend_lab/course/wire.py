@@ -1,10 +1,14 @@
 """Calls functions in another process over lines of JSON, with objects as arguments and results.
 
 The grader and the confined process of a hand-in exchange such lines when a check of the book calls
-a student's function with more than plain data. Numbers, texts, lists, tables, arrays and frozen
-dataclasses of the package are sent by value. A dataclass is sent once and then referred to by a
-number, so that it stays one object. Functions, generators and drafts of graphs are not sent; the
-other process gets a `StandIn`, which sends calls back.
+a student's function with more than plain data. Numbers, texts, lists, dictionaries, arrays and
+frozen dataclasses of the package are sent by value. A dataclass is sent once and then referred to
+by a number, so that it stays one object. Functions, generators and drafts of graphs are not sent;
+the other process gets a `StandIn`, which sends calls back.
+
+Of values that JSON lacks, "!" is the kind and "v" the contents: (1, 2) is {"!": "tuple", "v": [1,
+2]}. Further keys are "n" (number of an object), "c" (class), "t" (type of an array's elements), "s"
+(shape) and "w" (whether it can be changed).
 
 Data from a hand-in is never unpickled. It can only name frozen dataclasses of the package that the
 grader has imported already, and their constructors check the values. A hand-in may call functions
@@ -30,7 +34,9 @@ from ascend_lab.errors import AscendLabError
 STAYS = ("ascend_lab.compiler.draft:Draft", "ascend_lab.compiler.draft:GraphBuilder")
 """Classes whose objects stay in the grader's process, where their methods are called."""
 SPECIAL = ("__iter__", "__next__")
+"""Methods with underscores that may be called: those of a generator."""
 SETS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+"""Kinds of collections that are sent as lists."""
 Line = dict[str, Any]
 
 
@@ -74,22 +80,25 @@ class Wire:
         self.send = send
         self.hear = hear
         self.place = place
-        self.far = roots is not None  # whether this is the hand-in's process: it trusts the grader
+        # whether this is the process of the hand-in, which trusts the grader
+        self.is_hand_in = roots is not None
         self.roots = roots or {}
-        self.objects: dict[int, Any] = {}
-        self.numbers: dict[int, int] = {}
-        self.kept: set[int] = set()
+        self.objects: dict[int, Any] = {}  # number -> object that was sent or received
+        self.numbers: dict[int, int] = {}  # id of an object -> its number
+        self.callable_numbers: set[int] = (
+            set()
+        )  # objects that stayed here and may be called by number
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def ask(self, on: int, name: str, args: Any = None, named: Mapping[str, Any] = {}) -> Any:
+    def ask(self, number: int, name: str, args: Any = None, named: Mapping[str, Any] = {}) -> Any:
         """Call a method of an object of the other process, or read an attribute if `args` is None.
 
         Until the result arrives, calls from the other process are served.
         """
         encoded_args = None if args is None else [self.encode(value) for value in args]
         tables = {key: self.encode(value) for key, value in named.items()}
-        self.send({"on": on, "name": name, "args": encoded_args, "named": tables})
+        self.send({"on": number, "name": name, "args": encoded_args, "named": tables})
         while "on" in (reply := self.hear()):
             self.serve(reply)
         for position, changed in reply.get("changed", {}).items():
@@ -113,28 +122,28 @@ class Wire:
                     reply["changed"][str(i)] = self.encode(value)
             json.dumps(reply, allow_nan=False)
         except BaseException as error:
-            if not self.far and not isinstance(error, Exception):
+            if not self.is_hand_in and not isinstance(error, Exception):
                 raise
             reply = {"error": self._described(error)}
         self.send(reply)
 
     def _do(self, asked: Line, args: list[Any], named: dict[str, Any]) -> Any:
         """Execute a call with decoded arguments and return its result."""
-        on = asked["on"]
+        number = asked["on"]
         name = asked["name"]
-        if on == 0:
+        if number == 0:  # a function of the hand-in, by name
             functions = [self.roots[n] for n in name.split("|") if callable(self.roots.get(n))]
             if not functions:
                 raise NameError(f"no function {' or '.join(reversed(name.split('|')))}")
             return functions[0](*args, **named)
-        if on not in self.kept:
-            raise LookupError(f"nothing called {on}")
-        target = self.objects[on]
+        if number not in self.callable_numbers:
+            raise LookupError(f"nothing called {number}")
+        target = self.objects[number]
         if not name:
             return target(*args, **named)
         if name in SPECIAL:
             return iter(target) if name == "__iter__" else next(target)
-        if name.startswith("_") or not (self.far or _name(type(target)) in STAYS):
+        if name.startswith("_") or not (self.is_hand_in or _name(type(target)) in STAYS):
             raise AttributeError(name)
         attribute = getattr(target, name)
         return attribute if asked["args"] is None else attribute(*args, **named)
@@ -181,9 +190,10 @@ class Wire:
             return {"!": "data", "c": _name(type(value)), "v": field_values, "n": self._keep(value)}
         is_called = callable(value) or hasattr(type(value), "__next__")
         if (is_called and not isinstance(value, type)) or _name(type(value)) in STAYS:
-            self.kept.add(number := self._keep(value))
+            number = self._keep(value)
+            self.callable_numbers.add(number)
             return {"!": "other", "n": number}
-        if self.far:
+        if self.is_hand_in:
             raise TypeError(f"plain data, got {type(value).__name__}: it cannot leave your program")
         text = base64.b64encode(pickle.dumps(value)).decode()
         return {"!": "trusted", "v": text, "n": self._keep(value)}
@@ -194,8 +204,8 @@ class Wire:
         The grader's numbers are positive, those of the hand-in's process negative.
         """
         if number is None:
-            number = (len(self.objects) + 1) * (-1 if self.far else 1)
-        elif number in self.objects or (number > 0) is not self.far:
+            number = (len(self.objects) + 1) * (-1 if self.is_hand_in else 1)
+        elif number in self.objects or (number > 0) is not self.is_hand_in:
             raise ValueError(f"{number} is no new number")
         self.objects[number] = value
         self.numbers[id(value)] = number
@@ -226,7 +236,7 @@ class Wire:
             value = self._class(encoded["c"])(
                 **{key: self.decode(item) for key, item in content.items()}
             )
-        elif kind == "trusted" and self.far:
+        elif kind == "trusted" and self.is_hand_in:
             value = pickle.loads(base64.b64decode(content))
         elif kind == "other":
             value = StandIn(self, encoded["n"])
@@ -238,7 +248,7 @@ class Wire:
     def _class(self, name: str) -> Any:
         """Return a class by its name; raise `ValueError` unless it is sent by value."""
         module, _, path = name.partition(":")
-        if self.far:
+        if self.is_hand_in:
             importlib.import_module(module)
         kind: Any = sys.modules.get(module) if module.startswith("ascend_lab.") else None
         for attribute in path.split("."):
@@ -297,8 +307,8 @@ def _is_sent_by_value(kind: type) -> bool:
     """Tell whether objects of a class are sent by value: frozen dataclasses of the package are."""
     module = kind.__module__
     # the checks hold reference answers
-    ours = module.startswith("ascend_lab.") and not module.startswith("ascend_lab.lab.checks")
-    return ours and is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    is_ours = module.startswith("ascend_lab.") and not module.startswith("ascend_lab.lab.checks")
+    return is_ours and is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
 def _array(encoded: Line) -> Any:

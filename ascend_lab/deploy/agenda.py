@@ -25,7 +25,7 @@ class Agenda:
         heappush(self.entries, (time_s, next(self.tickets), action, argument))
 
     def step(self, until_s: float = float("inf")) -> bool:
-        """Carry out the next action unless it is later than `until_s`; return whether it was."""
+        """Carry out the next action, and return True; False if none is due by `until_s`."""
         if not self.entries or self.entries[0][0] > until_s:
             return False
         self.now_s, _, action, argument = heappop(self.entries)

@@ -1,7 +1,7 @@
-"""The book's own room: figures, checks, sliders, small machines, kernels of one chapter.
+"""What only the book's chapters use: figures, checks, sliders, small machines, some kernels.
 
-Nothing in the core imports it. Its words are imported when a chapter asks for them: matplotlib
-waits until a figure is drawn.
+No other part of the package imports it. A name is imported when a chapter first uses it, so that
+matplotlib is loaded only once a figure is drawn.
 
 The operations per byte from which on a kernel of an Ascend910B2 is limited by the cube, not by
 device memory (Chapter 3):
@@ -19,7 +19,7 @@ from typing import Any
 
 from ascend_lab.facade import names_of
 
-_HOMES = {
+_MODULES = {
     "checks": "compare predict",
     "checks.chapter11_12": "narrow_sum",
     "checks.chapter21_22": "eyes",
@@ -64,14 +64,14 @@ _HOMES = {
     ),
     "widgets": "explore",
 }
-"""The words of chapters, by the module they are at home in; `fig_*` are those of `figures`."""
+"""Module -> the names that chapters import from it; names `fig_*` come from `figures`."""
 
 
-_named = names_of(__name__, _HOMES)
+_named = names_of(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a word of the chapters from where it is at home; `fig_*` are those of `figures`."""
+    """Return a name that chapters use, from its module; names `fig_*` come from `figures`."""
     if name.startswith("fig_"):
         return getattr(import_module(f"{__name__}.figures"), name)
     return _named(name)

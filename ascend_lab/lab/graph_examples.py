@@ -1,10 +1,12 @@
-"""Graphs decided another way: their order, who tells the device what to run next, their layouts.
+"""Example graphs, and what a compiler decides about a graph: order, launches, layouts.
 
-Orders in which a graph's nodes may run: the first two of `topo_sorting_mode`, an option of ATC.
-
-Layouts (chapter 14a): a choice gives every node one of its options, (layouts it reads, layout it
-writes). Conversions follow from it: an operand is converted when it is first read in another
-layout, once for all.
+- Order: `topological_order` puts the nodes in breadth-first or depth-first order, the first two
+  modes of ATC's option `topo_sorting_mode`.
+- Launches: `dispatch` compares three ways in which a host starts the kernels of a network.
+- Layouts (chapter 14a): a choice gives every node one of its options, (layouts it reads, layout it
+  writes). Conversions follow: an operand is converted when it is first read in another layout, and
+  later readers of that layout share the result. `fewest_bytes` finds the best choice.
+- `exported_block` is a block of a transformer in small operators, as exporters write it.
 """
 
 import math
@@ -26,30 +28,32 @@ from ascend_lab.errors import InputError, LayoutError
 from ascend_lab.machine.chip import load_chip
 
 
+# -- the order of nodes ---------------------------------------------------------------------------
 def topological_order(graph: Graph, mode: str) -> Graph:
-    """Return the graph with its nodes in another order in which each reads what is there.
+    """Return the graph with its nodes in another order, each behind those whose outputs it reads.
 
     bfs: all nodes that can run, then those they make ready. dfs: the newest node made ready first.
     """
-    makers = {
+    producers = {
         node.name: {graph.producers[n].name for n in node.inputs if n in graph.producers}
         for node in graph.nodes
     }
-    waits = {name: len(before) for name, before in makers.items()}
-    ready = deque(node for node in graph.nodes if not waits[node.name])
-    done: list[Node] = []
+    # how many producers of each node have not run yet
+    missing_counts = {name: len(names) for name, names in producers.items()}
+    ready = deque(node for node in graph.nodes if not missing_counts[node.name])
+    ordered: list[Node] = []
     while ready:
         node = ready.popleft()
-        done.append(node)
+        ordered.append(node)
         readers = {r.name: r for name in node.outputs for r in graph.readers[name]}
-        waits |= {name: waits[name] - 1 for name in readers}
-        found = [reader for reader in readers.values() if not waits[reader.name]]
-        ready = deque([*found, *ready] if mode == "dfs" else [*ready, *found])
-    return replace(graph, nodes=tuple(done))
+        missing_counts |= {name: missing_counts[name] - 1 for name in readers}
+        newly_ready = [reader for reader in readers.values() if not missing_counts[reader.name]]
+        ready = deque([*newly_ready, *ready] if mode == "dfs" else [*ready, *newly_ready])
+    return replace(graph, nodes=tuple(ordered))
 
 
 def moved_bytes(graph: Graph) -> int:
-    """Return the bytes all nodes read and write, each a kernel of its own, reshapes none."""
+    """Return the bytes that all nodes read and write, each as a kernel; reshapes move none."""
     return sum(
         graph.types[name].size_bytes
         for node in graph.nodes
@@ -58,22 +62,24 @@ def moved_bytes(graph: Graph) -> int:
     )
 
 
-# Who tells the device what to run next: the host, operator by operator, or the device itself.
-#
-# A chip's launch overhead L is paid by two: L - q by the host, q by the device's own scheduler,
-# which starts each task whoever sent it; q is what a task costs that waits in its queue. With t(i)
-# the time of kernel i on the device,
-#
-#     waits  the host sends a kernel, waits for its end, sends the next:  sum of L + t(i)
-#     ahead  the host sends without waiting:  end(i) = max(end(i - 1), (i + 1) (L - q)) + q + t(i)
-#     sink   the host sends the whole graph at once:  L - q + sum of q + t(i)
+# -- launches: who starts the next kernel ---------------------------------------------------------
 WAYS = ("waits", "ahead", "sink")
+"""Ways to launch the kernels of a network.
+
+The launch overhead L of a chip has two parts: L - q of the host, and q of the device's own
+scheduler, which starts every task. With t(i) the time of kernel i on the device:
+
+    waits  the host sends a kernel, waits for its end, sends the next:  sum of L + t(i)
+    ahead  the host sends without waiting:  end(i) = max(end(i - 1), (i + 1) (L - q)) + q + t(i)
+    sink   the host sends the whole graph at once:  L - q + sum of q + t(i)
+"""
 Span = tuple[float, float]
+"""Start and end in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """When the host is busy with launches and the device with kernels; (start, end) in seconds."""
+    """When the host is busy with launches and the device with kernels; `way` is one of `WAYS`."""
 
     way: str
     host: tuple[Span, ...]
@@ -121,23 +127,27 @@ def kernel_times(compiled: Compiled) -> dict[str, float]:
 
 
 def crossing_bytes(graph: Graph, position: int) -> int:
-    """Return the bytes that go over if the nodes from `position` on run on another device."""
-    before = set(graph.inputs) | {n for node in graph.nodes[:position] for n in node.outputs}
-    after = {name for node in graph.nodes[position:] for name in node.inputs}
-    return sum(graph.types[name].size_bytes for name in before & after)
+    """Return the bytes to be sent if the nodes from `position` on run on another device."""
+    written = set(graph.inputs) | {n for node in graph.nodes[:position] for n in node.outputs}
+    read = {name for node in graph.nodes[position:] for name in node.inputs}
+    return sum(graph.types[name].size_bytes for name in written & read)
 
 
+# -- layouts: graphs whose conversions depend on the choice ---------------------------------------
 CHIP = "Ascend910A"
 LAYOUTS = ("NC1HWC0", "FRACTAL_NZ", "ND")
 Option = tuple[tuple[str, ...], str]
+"""What a node may do: the layouts in which it reads its inputs, and the one it writes."""
 Options = dict[str, list[Option]]
 Forms = tuple[tuple[str, tuple[str, ...]], ...]
-"""Every tensor alive, and the layouts it exists in: the one it was written in, then the others."""
+"""Tensors that are still to be read, each with the layouts in which it exists.
+
+The first of these is the layout in which it was written.
+"""
 
 
-# -- layouts: graphs whose conversions depend on who chooses --------------------------------------
 def block(channels: int = 64, size: int = 56) -> Graph:
-    """Return a block of ResNet-18 without batch norms, its input and output as a user has them."""
+    """Return a block of ResNet-18 without batch norms, with input and output in the layout ND."""
     net = GraphBuilder("block")
     x = net.input("x", (1, channels, size, size))
     a = net.relu(net.conv2d(x, net.weight((channels, channels, 3, 3)), pad=1, name="a"), name="b")
@@ -158,25 +168,26 @@ def heads(channels: int = 64, size: int = 32, count: int = 3) -> Graph:
 
 
 def sampler() -> Graph:
-    """Return a step of a diffusion sampler: what a network says, the image, and fresh noise."""
+    """Return a step of a diffusion sampler: a sum of the image, a network's output, and noise."""
     net = GraphBuilder("sampler")
     x, noise = (net.input(name, (1, 4, 64, 64)) for name in ("x", "noise"))
     h = net.relu(net.conv2d(x, net.weight((64, 4, 3, 3)), pad=1))
     h = net.relu(net.conv2d(h, net.weight((64, 64, 3, 3)), pad=1))
-    said = net.conv2d(h, net.weight((4, 64, 3, 3)), pad=1, name="said")
-    step = net.add(net.muls(x, number=1.01), net.muls(said, number=-0.2), name="step")
+    network_output = net.conv2d(h, net.weight((4, 64, 3, 3)), pad=1, name="said")
+    step = net.add(net.muls(x, number=1.01), net.muls(network_output, number=-0.2), name="step")
     net.output(net.add(step, net.muls(noise, number=0.1), name="y"))
     return net.build()
 
 
-OWN: Mapping[str, Callable[[], Graph]] = {"block": block, "heads": heads, "sampler": sampler}
+BUILDERS: Mapping[str, Callable[[], Graph]] = {"block": block, "heads": heads, "sampler": sampler}
 
 
 @cache
 def prepared(name: str) -> Graph:
     """Return a graph of this chapter or of the zoo in fp16, as layouts are assigned to it."""
-    graph, _ = DEFAULT_ROAD.rewrite(OWN[name]() if name in OWN else build(name))
-    return DEFAULT_ROAD.prepare(graph, load_chip(CHIP))
+    graph = BUILDERS[name]() if name in BUILDERS else build(name)
+    rewritten, _ = DEFAULT_ROAD.rewrite(graph)
+    return DEFAULT_ROAD.prepare(rewritten, load_chip(CHIP))
 
 
 def random_graph(rng: np.random.Generator) -> Graph:
@@ -184,36 +195,42 @@ def random_graph(rng: np.random.Generator) -> Graph:
     net = GraphBuilder("random")
     pool = [net.input(name, (1, 20, 6, 6)) for name in "xy"]
     for _ in range(rng.integers(4, 9)):
-        one, two = (pool[int(k)] for k in rng.integers(0, len(pool), 2))
-        op = rng.choice(["conv2d", "relu", "add", "exp"])
+        x, y = (pool[int(place)] for place in rng.integers(0, len(pool), 2))
+        op = str(rng.choice(["conv2d", "relu", "add", "exp"]))
         if op == "conv2d":
-            pool.append(net.conv2d(one, net.weight((20, 20, 3, 3)), pad=1))
+            pool.append(net.conv2d(x, net.weight((20, 20, 3, 3)), pad=1))
+        elif op == "add":
+            pool.append(net.add(x, y))
         else:
-            pool.append(getattr(net, str(op))(*((one, two) if op == "add" else (one,))))
-    for k in rng.choice(np.arange(3, len(pool)), int(rng.integers(1, 4)), replace=False):
-        net.output(pool[int(k)])
+            pool.append(getattr(net, op)(x))
+    output_count = int(rng.integers(1, 4))
+    for place in rng.choice(np.arange(3, len(pool)), output_count, replace=False):
+        net.output(pool[int(place)])
     graph, _ = DEFAULT_ROAD.rewrite(net.build())
     return DEFAULT_ROAD.prepare(graph, load_chip(CHIP))
 
 
 # -- options and choices --------------------------------------------------------------------------
 def options(graph: Graph) -> Options:
-    """Return the options of every node: what the package's rule would say to each layout."""
+    """Return the options of every node: what the package's rule gives for inputs in each layout."""
     return {node.name: _options(graph, node) for node in graph.nodes}
 
 
 def _options(graph: Graph, node: Node) -> list[Option]:
-    found: list[Option] = []
+    """Return the options of a node, each once."""
+    node_options: list[Option] = []
     for layout in LAYOUTS:
         rule = Assigner(graph)
         rule.names_by_layout |= {n: {layout: n} for n in graph.types if n not in graph.constants}
         reads, writes = rule.choose(node)
         pairs = [*zip(node.inputs, reads, strict=True), *((n, writes) for n in node.outputs)]
         option = tuple(reads), writes
-        with suppress(LayoutError):  # not every tensor can lie like that
-            known = [size_bytes(graph, n, to) for n, to in pairs if n not in graph.constants]
-            found += [option] * (option not in found and all(known))
-    return found
+        # an option counts if every tensor has a size in its layout: `size_bytes` raises otherwise
+        with suppress(LayoutError):
+            sizes = [size_bytes(graph, n, to) for n, to in pairs if n not in graph.constants]
+            if option not in node_options and all(sizes):
+                node_options.append(option)
+    return node_options
 
 
 def size_bytes(graph: Graph, name: str, layout: str) -> int:
@@ -222,7 +239,7 @@ def size_bytes(graph: Graph, name: str, layout: str) -> int:
 
 
 class _Chosen(Assigner):
-    """The package's assigner with somebody else's choices."""
+    """The package's assigner of layouts, with given choices in place of its rule."""
 
     def __init__(self, graph: Graph, choice: Mapping[str, Option]) -> None:
         super().__init__(graph)
@@ -238,7 +255,7 @@ def laid_out(graph: Graph, choice: Mapping[str, Option]) -> Graph:
 
 
 def converted_bytes(graph: Graph) -> int:
-    """Return what the conversions of a graph read and write."""
+    """Return the bytes that the conversions of a graph read and write."""
     return sum(
         graph.types[n].size_bytes
         for node in graph.nodes
@@ -250,37 +267,53 @@ def converted_bytes(graph: Graph) -> int:
 def cheapest(graph: Graph) -> Graph:
     """Return a small graph with the fewest converted bytes, by trying all choices."""
     all_options = options(graph)
-    choices = (dict(zip(all_options, each, strict=True)) for each in product(*all_options.values()))
-    return min((laid_out(graph, choice) for choice in choices), key=converted_bytes)
+    names = list(all_options)
+    graphs = (
+        laid_out(graph, dict(zip(names, node_options, strict=True)))
+        for node_options in product(*all_options.values())
+    )
+    return min(graphs, key=converted_bytes)
 
 
 def fewest_bytes(graph: Graph, allowed: Options) -> int:
-    """Return the fewest converted bytes of any choice, over the forms of all tensors alive."""
-    last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
-    last |= dict.fromkeys(graph.outputs, len(graph.nodes))
+    """Return the fewest converted bytes of any choice, by dynamic programming.
+
+    The nodes are taken in order. A state says which tensors that are still to be read exist in
+    which layouts; for each state only the lowest cost so far is kept.
+    """
+    last_reader = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    last_reader |= dict.fromkeys(graph.outputs, len(graph.nodes))
 
     def read(forms: dict[str, tuple[str, ...]], name: str, layout: str) -> int:
+        """Return the bytes of a conversion that a read needs, and add its result to `forms`."""
         if name in graph.constants or layout in forms[name]:
             return 0
-        first, *others = forms[name]
-        forms[name] = (first, *sorted((*others, layout)))
-        return sum(size_bytes(graph, name, one) for one in (first, layout))
+        written_layout, *converted_layouts = forms[name]
+        forms[name] = (written_layout, *sorted((*converted_layouts, layout)))
+        return size_bytes(graph, name, written_layout) + size_bytes(graph, name, layout)
 
     states: dict[Forms, int] = {tuple((name, ("ND",)) for name in graph.inputs): 0}
     for i, node in enumerate(graph.nodes):
-        found: dict[Forms, int] = {}
-        for state, before in states.items():
+        next_states: dict[Forms, int] = {}
+        for state, cost_before in states.items():
             for reads, writes in allowed[node.name]:
                 forms = dict(state)
                 pairs = zip(node.inputs, reads, strict=True)
-                cost = before + sum(read(forms, name, layout) for name, layout in pairs)
+                cost = cost_before + sum(read(forms, name, layout) for name, layout in pairs)
                 forms |= dict.fromkeys(node.outputs, (writes,))
-                key = tuple(sorted((n, form) for n, form in forms.items() if last.get(n, -1) > i))
-                found[key] = min(cost, found.get(key, cost))
-        states = found
-    ends = ((dict(state), cost) for state, cost in states.items())
+                still_read = {
+                    name: layouts
+                    for name, layouts in forms.items()
+                    if last_reader.get(name, -1) > i
+                }
+                key = tuple(sorted(still_read.items()))
+                next_states[key] = min(cost, next_states.get(key, cost))
+        states = next_states
+    final_states = ((dict(state), cost) for state, cost in states.items())
     outputs = [name for name in graph.outputs if name not in graph.constants]
-    return min(cost + sum(read(forms, name, "ND") for name in outputs) for forms, cost in ends)
+    return min(
+        cost + sum(read(forms, name, "ND") for name in outputs) for forms, cost in final_states
+    )
 
 
 def unfused_us(graph: Graph) -> dict[str, float]:
@@ -292,7 +325,7 @@ def unfused_us(graph: Graph) -> dict[str, float]:
     return {node.name: 1e6 * times.get(node.name, 0.0) for node in graph.nodes}
 
 
-# -- a transformer as an exporter spells it --------------------------------------------------------
+# -- a transformer as an exporter writes it -------------------------------------------------------
 class _Exported(GraphBuilder):
     """Layers spelled out in small operators, constants as tensors, as exporters write them."""
 
@@ -302,12 +335,12 @@ class _Exported(GraphBuilder):
     def spelled_norm(self, x: Value, name: str) -> Any:
         """Append a layer norm in nine nodes."""
         mean = self.reduce_mean(x, axis=-1, keepdims=True, name=f"{name}.mean")
-        away = self.sub(x, mean, name=f"{name}.away")
-        squares = self.pow(away, self.scalar(2.0), name=f"{name}.squares")
-        spread = self.reduce_mean(squares, axis=-1, keepdims=True, name=f"{name}.variance")
-        above = self.add(spread, self.scalar(1e-5), name=f"{name}.eps")
-        root = self.sqrt(above, name=f"{name}.root")
-        normal = self.div(away, root, name=f"{name}.normal")
+        centred = self.sub(x, mean, name=f"{name}.away")
+        squares = self.pow(centred, self.scalar(2.0), name=f"{name}.squares")
+        variance = self.reduce_mean(squares, axis=-1, keepdims=True, name=f"{name}.variance")
+        stabilised = self.add(variance, self.scalar(1e-5), name=f"{name}.eps")
+        root = self.sqrt(stabilised, name=f"{name}.root")
+        normal = self.div(centred, root, name=f"{name}.normal")
         scaled = self.mul(normal, self.weight(x.shape[-1:], f"{name}.scale"), name=f"{name}.scaled")
         return self.add(scaled, self.weight(x.shape[-1:], f"{name}.bias"), name=name)
 
@@ -323,8 +356,8 @@ class _Exported(GraphBuilder):
         """Append a product by weights stored transposed, and a bias."""
         stored = self.weight((features, x.shape[-1]), f"{name}.weight")
         weight = self.transpose(stored, perm=(1, 0), name=f"{name}.turned")
-        made = self.batch_matmul(x, weight, name=f"{name}.product")
-        return self.add(self.weight((features,), f"{name}.bias"), made, name=name)
+        product = self.batch_matmul(x, weight, name=f"{name}.product")
+        return self.add(self.weight((features,), f"{name}.bias"), product, name=name)
 
     def split_heads(self, x: Value, heads: int, name: str) -> Any:
         """Append (rows, width) -> (heads, rows, depth)."""
@@ -338,15 +371,15 @@ def exported_block(length: int = 128, width: int = 256, heads: int = 4) -> Graph
     net = _Exported("exported block")
     x = net.input("x", (1, length, width))
     mask = net.input("mask", (length, length))
-    before = net.spelled_norm(x, "norm1")
+    normed = net.spelled_norm(x, "norm1")
     q, k, v = (
-        net.split_heads(net.spelled_linear(before, width, part), heads, part) for part in "qkv"
+        net.split_heads(net.spelled_linear(normed, width, part), heads, part) for part in "qkv"
     )
     scores = net.batch_matmul(q, net.transpose(k, perm=(0, 1, 3, 2), name="keys"), name="scores")
     scaled = net.div(scores, net.scalar(math.sqrt(width // heads)), name="scaled")
     shares = net.softmax(net.add(scaled, mask, name="masked"), name="shares")
-    kept = net.mul(shares, net.scalar(1.0), name="dropout")
-    context = net.batch_matmul(kept, v, name="context")
+    dropped_out = net.mul(shares, net.scalar(1.0), name="dropout")
+    context = net.batch_matmul(dropped_out, v, name="context")
     rows = net.transpose(context, perm=(0, 2, 1, 3), name="back")
     joined = net.reshape(rows, shape=(1, length, width), name="joined")
     x = net.add(x, net.spelled_linear(joined, width, "out"), name="add1")

@@ -9,7 +9,7 @@ from ascend_lab.data import data_path
 KERNEL_TABLES = ("kernels_910b2", "gemm_910b2_warm")
 """Tables of single kernels of the vendor's library on a 910B2."""
 OTHER_TABLES = ("kernelbench_a2", "pipe_shares")
-"""Kernels on other chips of its class, of a bin that is not printed or of guides."""
+"""Kernels on other chips of the 910B class: of a variant that is not stated, and from guides."""
 GAVE_A_NUMBER = {
     "cb/sigmoid/4": "rate of memory",
     "cb/sigmoid/5": "rate of memory",
@@ -18,7 +18,7 @@ GAVE_A_NUMBER = {
     "tb/gemm/10": "rate of memory",
     **{f"cb/dynamic_quant/{i}": "fetch of code" for i in (1, 2, 7, 8, 11, 16, 17, 19, 20)},
 }
-"""Rows that a number of a chip file was taken from: they cannot judge that number."""
+"""Rows from which a number of a chip file was taken: they cannot test that number."""
 SHORT_S = 3e-5
 """Seconds below which a task is mostly its start."""
 
@@ -44,16 +44,19 @@ def measured_networks(batches: Container[int], like: str = "") -> Comparison:
     return Comparison("networks", tuple(compare_rows(rows, like=like)))
 
 
-def worst_lines(found: Comparison, each: int = 2) -> list[str]:
-    """Return the rows of each group that miss the most: microseconds, error, what limits."""
+def worst_lines(comparison: Comparison, each: int = 2) -> list[str]:
+    """Return the `each` rows of each group that miss the most: microseconds, error, what limits."""
     lines = [f"{'group':<17}{'row':<30}{'measured us':>12}{'model us':>10}{'error':>7}  limit"]
-    for group in found.groups():
-        timed = [row for row in found.rows if row.group == group.group and row.error is not None]
+    for group in comparison.groups():
+        timed = [
+            row for row in comparison.rows if row.group == group.group and row.error is not None
+        ]
         lines += [_line(row) for row in sorted(timed, key=_miss, reverse=True)[:each]]
     return lines
 
 
 def _miss(row: Compared) -> float:
+    """Return the size of a row's error; 0 without one."""
     return abs(row.error or 0.0)
 
 
@@ -66,27 +69,31 @@ def _line(row: Compared) -> str:
     )
 
 
-def refusal_lines(*found: Comparison, most: int = 8) -> list[str]:
+def refusal_lines(*comparisons: Comparison, most: int = 8) -> list[str]:
     """Return why rows are refused, the commonest reason first, and how many rows it concerns."""
-    reasons = Counter(row.refused for one in found for row in one.rows if row.refused)
+    reasons = Counter(
+        row.refused for comparison in comparisons for row in comparison.rows if row.refused
+    )
     lines = [f"{count:4}  {reason[:80]}" for reason, count in reasons.most_common(most)]
-    rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(most))
-    return [*lines, *([f"{rest:4}  other reasons"] if rest else [])]
+    other_count = sum(reasons.values()) - sum(count for _, count in reasons.most_common(most))
+    if other_count:
+        lines.append(f"{other_count:4}  other reasons")
+    return lines
 
 
-def marked(found: Comparison, cases: Sequence[str] = tuple(GAVE_A_NUMBER)) -> list[str]:
+def marked(comparison: Comparison, cases: Sequence[str] = tuple(GAVE_A_NUMBER)) -> list[str]:
     """Return the rows that gave a number of a chip file, with their errors."""
-    return [_line(row) for row in found.rows if row.case in cases]
+    return [_line(row) for row in comparison.rows if row.case in cases]
 
 
-def shortest_lines(found: Comparison, most: int = 14) -> list[str]:
+def shortest_lines(comparison: Comparison, most: int = 14) -> list[str]:
     """Return the shortest measured task of each kernel, the longest first, beside the model's."""
     shortest: dict[str, Compared] = {}
-    for row in found.rows:
-        parts = row.case.split("/")
-        if row.error is None or len(parts) != 3 or parts[0] not in ("cb", "tb"):
+    for row in comparison.rows:
+        case_parts = row.case.split("/")
+        if row.error is None or len(case_parts) != 3 or case_parts[0] not in ("cb", "tb"):
             continue
-        name = parts[1]
+        name = case_parts[1]
         if name not in shortest or _measured_s(row) < _measured_s(shortest[name]):
             shortest[name] = row
     ranked = sorted(shortest.items(), key=lambda pair: _measured_s(pair[1]), reverse=True)
@@ -99,4 +106,5 @@ def shortest_lines(found: Comparison, most: int = 14) -> list[str]:
 
 
 def _measured_s(row: Compared) -> float:
+    """Return a row's measured seconds; 0 without a measurement."""
     return row.measured_s or 0.0

@@ -43,15 +43,18 @@ class _File:
         self.rng = np.random.default_rng(seed)
 
     def constant(self, name: str, values: Any) -> str:
+        """Add a constant and return its name."""
         from onnx import numpy_helper
 
         self.numbers.append(numpy_helper.from_array(np.asarray(values), name))
         return name
 
     def weight(self, name: str, *shape: int) -> str:
+        """Add a constant of small random numbers and return its name."""
         return self.constant(name, self.rng.normal(0, 0.05, shape).astype(np.float32))
 
     def node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
         from onnx import helper
 
         self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
@@ -63,9 +66,9 @@ class _File:
         pads = [side // 2] * 4
         inputs = [x, self.weight(f"{name}.weight", *weight)]
         y = self.node("Conv", inputs, name, strides=[stride, stride], pads=pads)
-        spread = self.rng.uniform(0.5, 1.5, (2, channels)).astype(np.float32)
-        centre = self.rng.normal(0, 0.1, (2, channels)).astype(np.float32)
-        norm = {"scale": spread[0], "bias": centre[0], "mean": centre[1], "var": spread[1]}
+        scale, variance = self.rng.uniform(0.5, 1.5, (2, channels)).astype(np.float32)
+        bias, mean = self.rng.normal(0, 0.1, (2, channels)).astype(np.float32)
+        norm = {"scale": scale, "bias": bias, "mean": mean, "var": variance}
         names = [self.constant(f"{name}.{part}", values) for part, values in norm.items()]
         return self.node("BatchNormalization", [y, *names], f"{name}_norm")
 
@@ -75,20 +78,23 @@ def model() -> Any:
     from onnx import TensorProto, helper
 
     file = _File()
-    a = file.node("Relu", [file.convolution("x", "conv1", (128, 64, 3, 3), 2)], "relu1")
-    b = file.convolution(a, "conv2", (128, 128, 3, 3), 1)
+    first = file.convolution("x", "conv1", (128, 64, 3, 3), 2)
+    activated = file.node("Relu", [first], "relu1")
+    second = file.convolution(activated, "conv2", (128, 128, 3, 3), 1)
     shortcut = file.convolution("x", "short", (128, 64, 1, 1), 2)
-    y = file.node("Relu", [file.node("Add", [b, shortcut], "sum")], "relu2")
-    pooled = file.node("GlobalAveragePool", [y], "pool")
+    total = file.node("Add", [second, shortcut], "sum")
+    block_output = file.node("Relu", [total], "relu2")
+    pooled = file.node("GlobalAveragePool", [block_output], "pool")
     # The batch is read from the tensor's shape, as exporters write it: one row an image.
     shape = file.node("Shape", [pooled], "shape")
     batch = file.node("Gather", [shape, file.constant("zero", np.int64(0))], "batch", axis=0)
     rows = file.node("Unsqueeze", [batch, file.constant("axes", np.array([0]))], "rows")
     sizes = file.node("Concat", [rows, file.constant("rest", np.array([-1]))], "sizes", axis=0)
     flat = file.node("Reshape", [pooled, sizes], "flat")
-    kept = file.node("Dropout", [flat], "dropout")
-    head = [kept, file.weight("head.weight", 10, 128), file.weight("head.bias", 10)]
-    file.node("Softmax", [file.node("Gemm", head, "head", transB=1)], "y", axis=1)
+    dropout = file.node("Dropout", [flat], "dropout")
+    head_inputs = [dropout, file.weight("head.weight", 10, 128), file.weight("head.bias", 10)]
+    logits = file.node("Gemm", head_inputs, "head", transB=1)
+    file.node("Softmax", [logits], "y", axis=1)
     graph = helper.make_graph(
         file.nodes,
         "block_with_head",
@@ -126,21 +132,26 @@ def journey(graph: Graph, last: str, chip: Chip | str = CHIP) -> None:
     """Print the table of the journey up to a stage, a line a stage.
 
     Bytes moved are those that cross between the cores and memory; times are those of kernels that
-    wait in the device's queue. Buffers hold what kernels hand over: each has memory of its own
-    until the last stage gives all of them one arena.
+    wait in the device's queue. Buffers hold the results that other kernels read: each has memory
+    of its own until the last stage plans one piece of memory for all of them.
     """
     rows = list[tuple[object, ...]]()
     for name in STAGES:
         stages = stage(graph, name, chip)
         run = stages.timeline()
-        paths = [path for op in run.operators for path in op.timeline.path_bytes.items()]
-        moved = sum(size_bytes for path, size_bytes in paths if "GM" in path)
+        moved_bytes = 0
+        for operator in run.operators:
+            for path, size_bytes in operator.timeline.path_bytes.items():
+                if "GM" in path:
+                    moved_bytes += size_bytes
         if name == "memory planned":
-            memory = plan_network(stages.compiled).height_bytes
+            buffer_bytes = plan_network(stages.compiled).height_bytes
         else:
-            memory = sum(buffer.size_bytes for buffer in buffers_of(stages.compiled))
-        counts = (len(stages.laid_out.nodes), len(run.operators))
-        rows.append((name, *counts, moved / KIB, memory / KIB, run.time_s * 1e6))
+            buffer_bytes = sum(buffer.size_bytes for buffer in buffers_of(stages.compiled))
+        nodes = len(stages.laid_out.nodes)
+        kernels = len(run.operators)
+        time_us = run.time_s * 1e6
+        rows.append((name, nodes, kernels, moved_bytes / KIB, buffer_bytes / KIB, time_us))
         if name == last:
             break
     table(["the file", "nodes", "kernels", "KiB moved", "KiB of buffers", "us"], rows)

@@ -1,15 +1,15 @@
 """The exact search of chapter 15 for a memory plan: it finds a plan or proves that there is none.
 
-Any plan can be pushed down until each buffer rests on the ground or on another, and its buffers
-can be listed by rising offset. So it is enough to build plans bottom up: the next buffer goes to
-the floor below it, the highest end among the buffers placed in its lifetime. That form, and the
-first two of these ways to keep the tree small, are MiniMalloc's (Moffitt 2023,
+In any plan, buffers can be moved to lower offsets until each starts at 0 or where another ends, and
+they can be listed by rising offset. So it is enough to build plans bottom up: the next buffer
+starts at its floor, the highest end among the buffers placed in its lifetime. That form, and the
+first two of these ways to keep the search tree small, are MiniMalloc's (Moffitt 2023,
 doi:10.1145/3623278.3624752):
 
 - a buffer is not next when another would fit wholly below it (that one could come first);
 - in each section of time, the lowest floor of the unplaced buffers plus their bytes must stay
   within the capacity;
-- sets of buffers that do not meet in time are solved one after the other, alone;
+- sets of buffers whose lifetimes do not overlap are solved one after the other;
 - several orders of preference are tried, each for a number of steps that doubles by round;
 - a state (unplaced buffers, and the floors below them) that failed is not searched again.
 
@@ -59,7 +59,12 @@ class _OutOfStepsError(Exception):
 
 
 class _Search:
-    """The problem as arrays over buffers and sections of time, and the partial plan."""
+    """The problem as arrays over buffers and sections of time, and the partial plan.
+
+    Sections are the spans between neighbouring births and deaths of buffers. `low` and `up` are the
+    first section of each buffer and the one after its last. `floor` is the highest end of placed
+    buffers in each section.
+    """
 
     def __init__(self, order: Sequence[Buffer], capacity_bytes: int, deadline_s: float) -> None:
         times = np.unique([t for b in order for t in (b.lower, b.upper)])
@@ -82,15 +87,17 @@ class _Search:
         """Place buffers `ids` (sorted by birth) at `lowest` or above, or change nothing."""
         low = self.low[ids]
         up = self.up[ids]
-        # the highest floor of each life: `reduceat` folds [low, up) and, unused, [up, next low)
+        # the highest floor of each lifetime: `reduceat` takes the maximum over [low, up), and over
+        # [up, next low), which is not used
         bounds = np.stack((low, up), axis=1, dtype=np.intp).ravel()
-        stand = np.maximum(lowest, np.maximum.reduceat(self.floor, bounds)[::2])
+        lowest_offsets = np.maximum(lowest, np.maximum.reduceat(self.floor, bounds)[::2])
         alive = self.alive[ids]
-        ground = np.where(alive, stand[:, None], NO_FLOOR).min(axis=0)
-        # dead now, and not twenty buffers later: what is unplaced cannot stand on its ground
-        if np.any((ground < NO_FLOOR) & (ground + self.unplaced_bytes > self.capacity)):
+        section_floors = np.where(alive, lowest_offsets[:, None], NO_FLOOR).min(axis=0)
+        # in some section the unplaced buffers do not fit above the lowest offset of any of them
+        tops = section_floors + self.unplaced_bytes
+        if np.any((section_floors < NO_FLOOR) & (tops > self.capacity)):
             return False
-        state = blake2b(ids.tobytes() + ground.tobytes(), digest_size=16).digest()
+        state = blake2b(ids.tobytes() + section_floors.tobytes(), digest_size=16).digest()
         if state in self.failed:
             return False
         # a buffer born after all earlier ones have died begins a set of its own
@@ -98,7 +105,7 @@ class _Search:
         if len(cuts):
             solved = self._solve_sets(np.split(ids, cuts), lowest)
         else:
-            solved = self._branch(ids, stand)
+            solved = self._branch(ids, lowest_offsets)
         if not solved and len(self.failed) < MAX_STATES:
             self.failed.add(state)
         return solved
@@ -113,24 +120,24 @@ class _Search:
         self.unplaced_bytes[:] = unplaced_bytes
         return False
 
-    def _branch(self, ids: Ints, stand: Ints) -> bool:
+    def _branch(self, ids: Ints, lowest_offsets: Ints) -> bool:
         """Try each buffer that can be next, the lowest first, then by preference."""
         self.steps -= 1
         if self.steps < 0 or time.perf_counter() > self.deadline_s:
             raise _OutOfStepsError
-        roof = int((stand + self.size[ids]).min())
-        for k in np.lexsort((self.rank[ids], stand)):
-            if stand[k] >= roof:
+        lowest_end = int((lowest_offsets + self.size[ids]).min())
+        for place in np.lexsort((self.rank[ids], lowest_offsets)):
+            if lowest_offsets[place] >= lowest_end:
                 # another fits wholly below this one and below all that follow: it could come first
                 break
-            buffer = ids[k]
-            others = np.delete(ids, k)
+            buffer = ids[place]
+            others = np.delete(ids, place)
             life = slice(self.low[buffer], self.up[buffer])
             floor = self.floor[life].copy()
-            self.floor[life] = stand[k] + self.size[buffer]
+            self.floor[life] = lowest_offsets[place] + self.size[buffer]
             self.unplaced_bytes[life] -= self.size[buffer]
-            self.offset[buffer] = stand[k]
-            if not len(others) or self.solve(others, int(stand[k])):
+            self.offset[buffer] = lowest_offsets[place]
+            if not len(others) or self.solve(others, int(lowest_offsets[place])):
                 return True
             self.floor[life] = floor
             self.unplaced_bytes[life] += self.size[buffer]
@@ -183,9 +190,9 @@ def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:
     up = search.up
     size = search.size
     width = up - low
-    tight = -np.array([search.unplaced_bytes[a:b].max() for a, b in zip(low, up, strict=True)])
+    fullness = -np.array([search.unplaced_bytes[a:b].max() for a, b in zip(low, up, strict=True)])
     area = -width * size
-    keys = ((-width, area), (low, -up), (-width, tight), (-up, -low), (area, -width, tight))
+    keys = ((-width, area), (low, -up), (-width, fullness), (-up, -low), (area, -width, fullness))
     # the rank of buffer i is its place when all are sorted by a key (`lexsort`: last key first)
     orders: list[NDArray[Any]] = [np.argsort(np.lexsort(key)) for key in keys]
     rng = np.random.default_rng(seed)

@@ -27,9 +27,10 @@ from ascend_lab.lab.widgets import Explorer, WidgetError
 
 FRAMES_MIME = "application/vnd.ascend-lab.frames+json"
 MAX_FRAMES = 24
-MAX_CROSSED = 4
+MAX_COMBINED = 4
 """Controls that are combined with one another, if the cell names none; others move alone."""
 VALUES_ALONE = 2
+"""Further values of a control that moves alone."""
 WIDE_RANGE = 8
 """Highest over lowest value from which the values of a slider grow by a factor, not by a step."""
 BETWEEN_TAGS = re.compile(r"(?<=>)(?=<)")
@@ -68,7 +69,7 @@ def chosen_values(control: Any, count: int) -> list[Any]:
         return values
     end = len(values) - 1
     if isinstance(control, ipywidgets.Dropdown):
-        # The author's order: the first choices are those that the text speaks of.
+        # The first choices of a list are those that the text speaks of.
         chosen = {start, *[i for i in range(len(values)) if i != start][: count - 1]}
     elif count == 1:
         chosen = {start}
@@ -83,6 +84,7 @@ def chosen_values(control: Any, count: int) -> list[Any]:
 
 
 def _distance(value: Any, other: Any) -> float:
+    """Return how far two values are apart; 0 or 1 for words."""
     return abs(value - other) if isinstance(value, int | float) else float(value != other)
 
 
@@ -97,8 +99,8 @@ def _spread(values: Sequence[float], count: int) -> set[int]:
         targets = [low + (high - low) * step for step in steps]
     places: set[int] = set()
     for target in targets:
-        free = [i for i in range(len(values)) if i not in places]
-        places.add(min(free, key=lambda i: abs(values[i] - target)))
+        free_places = [i for i in range(len(values)) if i not in places]
+        places.add(min(free_places, key=lambda i: abs(values[i] - target)))
     return places
 
 
@@ -109,10 +111,10 @@ def grid_values(
     unknown = set(asked) - set(controls)
     if unknown:
         raise WidgetError("page_values name controls of the widget", ", ".join(sorted(unknown)))
-    crossed = list(asked) or list(controls)[:MAX_CROSSED]
-    limit = MAX_FRAMES - VALUES_ALONE * (len(controls) - len(crossed))
-    sizes = [len(all_values(controls[name])) for name in crossed]
-    counts = dict(zip(crossed, counts_of(sizes, limit), strict=True))
+    combined = list(asked) or list(controls)[:MAX_COMBINED]
+    limit = MAX_FRAMES - VALUES_ALONE * (len(controls) - len(combined))
+    sizes = [len(all_values(controls[name])) for name in combined]
+    counts = dict(zip(combined, counts_of(sizes, limit), strict=True))
     values = {}
     for name, control in controls.items():
         if name in asked:
@@ -120,24 +122,25 @@ def grid_values(
             values[name] = [value for value in all_values(control) if value in named]
         else:
             values[name] = chosen_values(control, counts.get(name, 1 + VALUES_ALONE))
-    return values, crossed
+    return values, combined
 
 
 def settings_of(
-    values: Mapping[str, Sequence[Any]], start: Mapping[str, Any], crossed: Sequence[str]
+    values: Mapping[str, Sequence[Any]], start: Mapping[str, Any], combined: Sequence[str]
 ) -> list[list[int]]:
     """Return the settings of a page, for each control the place of its value.
 
-    The controls `crossed` are combined; each other one moves while all the rest are at their start.
+    The controls `combined` take all combinations of their values; each other control moves while
+    all the rest are at their start.
     """
     start_places = [list(values[name]).index(start[name]) for name in values]
     ranges = [
-        range(len(values[name])) if name in crossed else [place]
+        range(len(values[name])) if name in combined else [place]
         for name, place in zip(values, start_places, strict=True)
     ]
     settings = [list(setting) for setting in product(*ranges)]
     for i, name in enumerate(values):
-        if name not in crossed:
+        if name not in combined:
             other_places = [place for place in range(len(values[name])) if place != start_places[i]]
             settings += [
                 [*start_places[:i], place, *start_places[i + 1 :]] for place in other_places
@@ -146,6 +149,7 @@ def settings_of(
 
 
 def _described(control: Any, values: Sequence[Any]) -> dict[str, object]:
+    """Return a control as plain data: label, kind, values shown, all values."""
     kind = {ipywidgets.Checkbox: "box", ipywidgets.Dropdown: "choice"}.get(type(control), "slider")
     if kind == "slider":
         possible = f"{control.min:,g} to {control.max:,g} in steps of {control.step:,g}"
@@ -157,18 +161,21 @@ def _described(control: Any, values: Sequence[Any]) -> dict[str, object]:
 
 
 def _shown(choice: object) -> str:
-    return ("yes" if choice else "no") if isinstance(choice, bool) else str(choice)
+    """Return a choice as a word."""
+    if isinstance(choice, bool):
+        return "yes" if choice else "no"
+    return str(choice)
 
 
 def frames_of(explorer: Explorer, asked: Mapping[str, Sequence[Any]]) -> dict[str, object]:
     """Draw the figure of a widget at every setting of its page; a refusal becomes a caption."""
     controls = explorer.controls
-    values, crossed = grid_values(controls, asked)
+    values, combined = grid_values(controls, asked)
     start = {
         name: min(values[name], key=lambda value: _distance(value, control.value))
         for name, control in controls.items()
     }
-    settings = settings_of(values, start, crossed)
+    settings = settings_of(values, start, combined)
     places: dict[str, int] = {}
     pictures = []
     captions = []

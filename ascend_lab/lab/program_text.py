@@ -25,6 +25,7 @@ def listing(program: isa.Program, *starts: str) -> str:
 
 
 def _cut(line: str) -> str:
+    """Return a long line in several, its operands below each other."""
     indent = " " * (len(line) - len(line.lstrip()))
     line = line.replace(" <- ", f"\n{indent}    <- ")
     line = line.replace("], ", f"],\n{indent}       ")  # a second operand, under the first

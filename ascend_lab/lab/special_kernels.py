@@ -1,4 +1,7 @@
-"""What all special kernels together are worth: networks timed with them, and on the first floor."""
+"""Times networks with and without the special kernels, those of single shapes or operators.
+
+Without them every operator has the general kernel of its kind.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -32,5 +35,6 @@ def geometric_mean(ratios: Mapping[Row, float]) -> float:
 
 
 def _time_s(network: str, batch: int, chip: str) -> float:
+    """Return the seconds of a network of the zoo on a chip."""
     compiled = compile_graph(zoo.build(network, batch=batch), load_chip(chip))
     return simulate_graph(compiled).time_s

@@ -1,12 +1,13 @@
-"""Tuning taken apart: what tuners are compared with, what each technique of a compiler is worth.
+"""What the chapters on tuning compare tuners and compilers with.
 
-A plain genetic search, and the best point of a space known exactly. A compiler whose techniques can
-be switched off one by one: off is what a first version of a compiler does, the graph as the model
-states it; layouts only where the cube needs them, so that every cube operator has its operands
-converted; a kernel per operator; tiles for buffers of an eighth of their size; one slot per buffer,
-so that loads and use alternate. All cores work from the first, since nobody ships a compiler that
-leaves some of them idle. With all on it is the default compiler, which `tune` starts from.
-And a folder to run the commands in.
+- `SimpleGenetic` is a plain genetic search, and `optimum` finds the best point of a space exactly.
+- `compile_with` is a compiler whose techniques can be switched off one by one. With none of them
+  the graph stays as the model states it; every cube operator has its operands converted; each
+  operator is a kernel; tiles fit buffers of an eighth of their size; and each buffer has one slot,
+  so that loads and use alternate. With all of them it is the default compiler, which `tune` starts
+  from. All cores work in either case.
+- `shares` divides the gain of several techniques fairly among them (Shapley values).
+- `Workbench` is a temporary folder in which the commands are run.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ TRIES = 10
 
 @dataclass
 class SimpleGenetic:
-    """That of the textbooks; `log` holds every generation of the latest run, in order of cost.
+    """The genetic search of textbooks; `log` holds each generation of the last run, best first.
 
     Parents are picked by tournament, crossed decision by decision, repaired where the mix is not
     legal, and sometimes mutated; the best parents stay. J. H. Holland, "Adaptation in Natural and
@@ -73,42 +74,48 @@ class SimpleGenetic:
     def __call__(
         self, space: Space, rng: np.random.Generator, start: Sequence[Point] = ()
     ) -> Steps:
-        """Breed for ever."""
+        """Yield a generation of points and take their costs, for ever."""
         self.log = []
         points = [completed(space, point) for point in start][: self.population]
         points += [space.sample(rng) for _ in range(self.population - len(points))]
         people: list[Person] = []
-        known: set[Point] = set()
+        born_points: set[Point] = set()
         while True:
             costs = yield points
-            known.update(points)
-            born = list(zip(costs, points, strict=True))
-            people = sorted(people[: self.keep] + born, key=lambda person: person[0])
+            born_points.update(points)
+            newborn = list(zip(costs, points, strict=True))
+            people = sorted(people[: self.keep] + newborn, key=lambda person: person[0])
             people = people[: self.population]
             self.log.append(people)
             points = []
             for _ in range(self.population - self.keep):
-                born_before = known.union(points)
+                earlier_points = born_points.union(points)
                 for _ in range(TRIES + 1):
                     child = self.child(space, people, rng)
-                    if child not in born_before:
+                    if child not in earlier_points:
                         break
                 points.append(child)
 
     def child(self, space: Space, people: Sequence[Person], rng: np.random.Generator) -> Point:
         """Return a child of two of the people, which stand in order of cost."""
-        tried = (rng.integers(len(people), size=self.tournament) for _ in range(2))
-        one, two = (people[places.min()][1] for places in tried)
-        point = crossed(space, one, two, rng)
+
+        def tournament_winner() -> Point:
+            """Return the best of some random points."""
+            # people are in order of cost, so the smallest place drawn is the best of them
+            places = rng.integers(len(people), size=self.tournament)
+            winner = people[int(places.min())]
+            return winner[1]
+
+        mother = tournament_winner()
+        father = tournament_winner()
+        point = crossed(space, mother, father, rng)
         return mutated(space, point, rng) if rng.random() < self.mutation else point
 
 
-# Nests do not disturb each other: cycles of any point from those of its nests, and the best
-# point.
-#
-# With nothing in L2 at the start of a phase, cycles of a kernel = sum over its phases + barriers.
-# So each nest is simulated once, and the best of all combinations of layouts is that of the best
-# ones.
+# -- the best point of a space, exactly -----------------------------------------------------------
+# A nest is the loops of one phase of a kernel. With nothing in L2 at the start of a phase, the
+# cycles of a kernel are the sum over its phases, plus barriers. So no nest changes the time of
+# another: each is simulated alone, and the best layouts of all nests make the best kernel.
 Known = dict[tuple[NestSpace, Layout], int]
 """Cycles of nests laid out, as far as they were simulated."""
 
@@ -126,67 +133,78 @@ def nest_cycles(nest: NestSpace, layout: Layout, known: Known) -> int:
 class NestCosts:
     """Point -> cycles, equal to those of `measure`, for which L2 is cold before every nest.
 
-    Cycles = sum over nests + barriers between them + launch; the last two are taken from the first
-    point of so many nests that is asked for.
+    Cycles = sum over nests + barriers between them + launch. The last two depend only on the number
+    of nests: `extra_cycles` has them by that number, measured at its first point.
     """
 
     measure: VectorMeasure
     known: Known = field(default_factory=dict)
-    rest: dict[int, float] = field(default_factory=dict)
+    extra_cycles: dict[int, float] = field(default_factory=dict)
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point; simulates only nests not met before."""
         parts = self.measure.space().parts(point)
-        total = sum(nest_cycles(nest, nest.layout(own), self.known) for nest, own in parts)
-        if len(parts) not in self.rest:
-            self.rest[len(parts)] = self.measure(point) - total
-        return total + self.rest[len(parts)]
+        total = sum(
+            nest_cycles(nest, nest.layout(nest_point), self.known) for nest, nest_point in parts
+        )
+        if len(parts) not in self.extra_cycles:
+            self.extra_cycles[len(parts)] = self.measure(point) - total
+        return total + self.extra_cycles[len(parts)]
 
 
 def optimum(space: VectorSpace, known: Known | None = None) -> tuple[Point, int]:
     """Return the best point of a space and its cycles, launch included, L2 cold.
 
     Takes at most one simulation per layout of every nest, not per point: seconds for most
-    operators. A layout is left whose core with most elements works as long as the best one takes,
-    and a way as soon as the best layouts of some of its nests, and the bare work of the others,
-    take as long as the best point.
-    `known` of a `NestCosts` is read and filled, so that neither simulates what the other has.
+    operators. Two bounds save simulations. A layout is skipped if its core with most elements
+    alone works as long as the best layout takes. A grouping of stages into nests is skipped once
+    the best layouts of some of its nests, and the least work of the others, take as long as the
+    best point. `known` of a `NestCosts` is read and filled, so that neither simulates what the
+    other has.
     """
     known = {} if known is None else known
-    least = dict[NestSpace, tuple[int, Point]]()
-    launch = space.chip.launch_overhead_s * space.chip.clock_hz
+    best_of_nest = dict[NestSpace, tuple[int, Point]]()
+    launch_cycles = space.chip.launch_overhead_s * space.chip.clock_hz
     best: tuple[Point, float] = ((), math.inf)
-    for head in sorted(space.grouping.heads(), key=lambda one: len(space.structure(one).nests)):
+    for head in sorted(space.grouping.heads(), key=lambda head: len(space.structure(head).nests)):
         nests = space.structure(head).nests
-        spent = {nest: least[nest][0] if nest in least else _work(nest).cycles() for nest in nests}
-        left = [nest for nest in nests if nest not in least]
-        while launch + sum(spent[nest] for nest in nests) < best[1]:
-            if not left:
-                point = space.joined(head, [least[nest][1] for nest in nests])
+        least_cycles = {
+            nest: best_of_nest[nest][0] if nest in best_of_nest else _work(nest).cycles()
+            for nest in nests
+        }
+        open_nests = [nest for nest in nests if nest not in best_of_nest]
+        while launch_cycles + sum(least_cycles[nest] for nest in nests) < best[1]:
+            if not open_nests:
+                point = space.joined(head, [best_of_nest[nest][1] for nest in nests])
                 cycles = simulate_kernel(te.lower(space.build(point)), space.chip).total_cycles
                 best = min(best, (point, cycles), key=lambda pair: pair[1])
                 break
             # those of few elements have few layouts
-            nest = min(left, key=lambda one: (math.prod(one.extents.values()), -spent[one]))
-            left.remove(nest)
-            least[nest] = _best_layout(nest, known)
-            spent[nest] = least[nest][0]
+            nest = min(
+                open_nests,
+                key=lambda nest: (math.prod(nest.extents.values()), -least_cycles[nest]),
+            )
+            open_nests.remove(nest)
+            best_of_nest[nest] = _best_layout(nest, known)
+            least_cycles[nest] = best_of_nest[nest][0]
     return best[0], int(best[1])
 
 
 def _work(nest: NestSpace) -> bound.NestWork:
-    """Return what no layout of a nest does without."""
+    """Return the work that every layout of a nest has to do."""
     phase = nest.nest.phase
     return bound.nest_work(nest.schedule.state, nest.schedule.chip, (*phase.tiles, phase.root))
 
 
 def layout_bound(nest: NestSpace, work: bound.NestWork, point: Point) -> float:
-    """Return cycles that a layout does not beat: the work of its core with most elements."""
+    """Return a lower bound of a layout's cycles: the work of its core with most elements."""
     root = nest.schedule.state.stage(nest.nest.phase.root)
     cuts = nest.layout(point).cuts
     extents = {axis.name: axis.extent for axis in root.axes}
-    share = math.prod(own / extents[axis] for axis, own, _ in cuts)
-    return work.cycles(share, math.prod(-(-own // width) for _, own, width in cuts))
+    # a cut (axis, n, width): a core gets n elements of the axis, in tiles of the width
+    core_share = math.prod(core_extent / extents[axis] for axis, core_extent, _ in cuts)
+    tiles = math.prod(-(-core_extent // width) for _, core_extent, width in cuts)
+    return work.cycles(core_share, tiles)
 
 
 def _best_layout(nest: NestSpace, known: Known) -> tuple[int, Point]:
@@ -195,11 +213,11 @@ def _best_layout(nest: NestSpace, known: Known) -> tuple[int, Point]:
     points = list(nest.points()) or [LEAST]
     work = _work(nest)
     bounds = [layout_bound(nest, work, point) for point in points]
-    for at in sorted(range(len(points)), key=bounds.__getitem__):
-        if bounds[at] >= best[0]:
+    for number in sorted(range(len(points)), key=bounds.__getitem__):
+        if bounds[number] >= best[0]:
             break
-        cycles = nest_cycles(nest, nest.layout(points[at]), known)
-        best = min(best, (cycles, points[at]), key=lambda pair: pair[0])
+        cycles = nest_cycles(nest, nest.layout(points[number]), known)
+        best = min(best, (cycles, points[number]), key=lambda pair: pair[0])
     return int(best[0]), best[1]
 
 
@@ -207,7 +225,7 @@ def _best_layout(nest: NestSpace, known: Known) -> tuple[int, Point]:
 TECHNIQUES = ("rewriting", "layouts", "fusion", "large tiles", "double buffers")
 """In the order of the waterfall."""
 SMALL = 8
-"""Without large tiles a scheduler sees this fraction of L0 and UB; L1 must hold rows of images."""
+"""Without large tiles a scheduler sees an eighth of L0 and UB; L1 must hold rows of images."""
 BUFFERS = ("L0A", "L0B", "L0C", "UB")
 
 
@@ -217,25 +235,30 @@ def compile_with(graph: Graph, chip: Chip, on: Iterable[str]) -> Compiled:
 
 
 def _compiler(graph: Graph, chip: Chip) -> Callable[[frozenset[str]], Compiled]:
-    """Return what compiles a graph with the techniques it is given; slots are decided last."""
+    """Return a function that compiles the graph with a set of techniques, slots last."""
 
     @cache
     def doubled(on: frozenset[str]) -> Compiled:
-        believed = chip if "large tiles" in on else small_chip(chip)
-        follow = "layouts" in on
+        """Return the network by techniques other than double buffers, with double buffers."""
+        seen_chip = chip if "large tiles" in on else small_chip(chip)
+        layouts_spread = "layouts" in on
         road = Road(
             passes.DEFAULT if "rewriting" in on else (),
             dtype="fp16",
-            layouts=Layouts(partial(assign_layouts, follow=follow), joined=follow),
+            layouts=Layouts(partial(assign_layouts, follow=layouts_spread), joined=layouts_spread),
             fusion="fusion" in on,
         )
-        return road.stages(graph, believed).compiled
+        return road.stages(graph, seen_chip).compiled
 
     def compiled(on: frozenset[str]) -> Compiled:
+        """Return the network by a set of techniques."""
         if unknown := sorted(on - set(TECHNIQUES)):
             raise errors.InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
-        found = doubled(on - {"double buffers"})
-        return replace(found if "double buffers" in on else single_buffered(found), chip=chip)
+        compiled_doubled = doubled(on - {"double buffers"})
+        return replace(
+            compiled_doubled if "double buffers" in on else single_buffered(compiled_doubled),
+            chip=chip,
+        )
 
     return compiled
 
@@ -252,8 +275,8 @@ def ladder(graph: Graph, chip: Chip) -> list[tuple[str, Compiled, float]]:
 
 def compilers(graph: Graph, chip: Chip) -> dict[str, float]:
     """Return the seconds of a network by the compiler as the vendor documents it, and by ours."""
-    ways = {"as documented": like_cann.cann_road(chip, "fp16"), "ours": Road()}
-    return {name: way.stages(graph, chip).timeline().time_s for name, way in ways.items()}
+    roads = {"as documented": like_cann.cann_road(chip, "fp16"), "ours": Road()}
+    return {name: way.stages(graph, chip).timeline().time_s for name, way in roads.items()}
 
 
 def all_times(graph: Graph, chip: Chip) -> dict[frozenset[str], float]:
@@ -265,23 +288,29 @@ def all_times(graph: Graph, chip: Chip) -> dict[frozenset[str], float]:
 @lru_cache(64)
 def small_chip(chip: Chip) -> Chip:
     """Return the chip as a scheduler sees it that makes small tiles only."""
-    sizes = {n: s // (SMALL if n in BUFFERS else 1) for n, s in chip.buffers.items()}
+    sizes = {
+        name: size // SMALL if name in BUFFERS else size for name, size in chip.buffers.items()
+    }
     return replace(chip, buffers=sizes)
 
 
 def single_buffered(compiled: Compiled) -> Compiled:
     """Return a network with one slot per buffer wherever a schedule says how many there are."""
-    pairs = ((t, _with_one_slot(t.piece, t.lowered, compiled.chip)) for t in compiled.tasks)
-    return replace(compiled, tasks=tuple(replace(task, lowered=one) for task, one in pairs))
+    tasks = [
+        replace(task, lowered=_with_one_slot(task.piece, task.lowered, compiled.chip))
+        for task in compiled.tasks
+    ]
+    return replace(compiled, tasks=tuple(tasks))
 
 
 def _with_one_slot(piece: Piece, lowered: Lowered | None, chip: Chip) -> Lowered | None:
+    """Return a piece's kernel with one slot per buffer; work of the CPU stays as it is."""
     if lowered is None or isinstance(lowered.kernel, CpuKernel):
         return lowered
     unit, _ = unit_of(piece, chip)
     if unit in ("cube", "joint"):
-        one = {f"{name}_slots": 1 for name in ("a_l1", "b_l1", "a_l0", "b_l0", "c_l0")}
-        tiling = replace(default_tiling(piece, chip), **one)  # type: ignore[arg-type]
+        one_slot = {f"{name}_slots": 1 for name in ("a_l1", "b_l1", "a_l0", "b_l0", "c_l0")}
+        tiling = replace(default_tiling(piece, chip), **one_slot)  # type: ignore[arg-type]
         return lowered_once(piece, chip, Choice(tiling=tiling))
     if not unit:
         return lowered
@@ -290,6 +319,7 @@ def _with_one_slot(piece: Piece, lowered: Lowered | None, chip: Chip) -> Lowered
 
 @lru_cache(1024)
 def _one_slot_kernel(piece: Piece, unit: str, chip: Chip) -> isa.Kernel:
+    """Return the kernel of the default schedule without its steps of double buffering."""
     product = unit == "product"
     outputs = [matmul.batched_output(piece)] if product else vector.vector_outputs(piece)[0]
     steps = json.loads(te.auto_schedule(outputs, chip).to_json())
@@ -306,9 +336,9 @@ def default_tiling(piece: Piece, chip: Chip) -> kernels.GemmSchedule:
     return kernels.default_schedule(product, chip, epilogue)
 
 
-# -- who earned it? Credit for what several techniques reach together, whatever their order --------
+# -- credit for what several techniques reach together, whatever their order ----------------------
 Value = Callable[[frozenset[str]], float]
-"""What a set of techniques is worth."""
+"""The value of a set of techniques, such as the logarithm of the speed that they reach."""
 Times = Mapping[frozenset[str], float]
 """Seconds for every set of techniques."""
 
@@ -321,19 +351,19 @@ def shares(value: Value, names: Sequence[str]) -> dict[str, float]:
     Shares add up to value(all) - value(none). Source: Shapley 1953.
     """
     n = len(names)
-    found = dict.fromkeys(names, 0.0)
+    share_of = dict.fromkeys(names, 0.0)
     for name in names:
-        for before in subsets(x for x in names if x != name):
-            gain = value(before | {name}) - value(before)
-            found[name] += gain / (n * math.comb(n - 1, len(before)))
-    return found
+        for earlier in subsets(x for x in names if x != name):
+            gain = value(earlier | {name}) - value(earlier)
+            share_of[name] += gain / (n * math.comb(n - 1, len(earlier)))
+    return share_of
 
 
 def subsets(names: Iterable[str]) -> Iterator[frozenset[str]]:
     """Yield every set of some names, small ones first."""
-    every = tuple(names)
-    for size in range(len(every) + 1):
-        yield from map(frozenset, combinations(every, size))
+    all_names = tuple(names)
+    for size in range(len(all_names) + 1):
+        yield from map(frozenset, combinations(all_names, size))
 
 
 def factors(times: Times, names: Sequence[str]) -> dict[str, float]:
@@ -342,20 +372,23 @@ def factors(times: Times, names: Sequence[str]) -> dict[str, float]:
     Speed-ups multiply and their logarithms add, so that the factors multiply to
     time(none) / time(all).
     """
-    found = shares(lambda on: -math.log(times[on]), names)
-    return {name: math.exp(share) for name, share in found.items()}
+    log_shares = shares(lambda on: -math.log(times[on]), names)
+    return {name: math.exp(share) for name, share in log_shares.items()}
 
 
 def factor_range(times: Times, name: str, names: Sequence[str]) -> tuple[float, float]:
     """Return the least and the largest factor of a name, over all sets that may stand before it."""
     sets = subsets(x for x in names if x != name)
-    found = [times[before] / times[before | {name}] for before in sets]
-    return min(found), max(found)
+    ratios = [times[earlier] / times[earlier | {name}] for earlier in sets]
+    return min(ratios), max(ratios)
 
 
-# -- a folder to run the commands in: what they print comes back, their files stay inside ---------
+# -- a folder to run the commands in --------------------------------------------------------------
 class Workbench:
-    """A temporary folder with a knowledge bank of its own, for one chip."""
+    """A temporary folder with a knowledge bank of its own, for one chip.
+
+    What a command prints is returned; its files stay in the folder.
+    """
 
     def __init__(self, chip: str) -> None:
         self._folder = TemporaryDirectory()
@@ -364,23 +397,30 @@ class Workbench:
         (self.path / "bank").mkdir()
 
     def aoe(self, *arguments: object, bank: str = "bank") -> str:
-        """Run the command `aoe` on ONNX models with results in the folder; return what it said."""
-        given = ["--framework", "5", "--soc_version", self.chip, "--output", str(self.path)]
-        said = io.StringIO()
-        there = {"TUNE_BANK_PATH": str(self.path / bank)}
-        out = contextlib.redirect_stdout(said)
-        err = contextlib.redirect_stderr(said)
-        with out, err, mock.patch.dict(os.environ, there):
-            code = cli.aoe([*map(str, arguments), *given, "--progress_bar", "off"])
-        text = said.getvalue().replace(str(self.path), "WORK").strip()
+        """Run `aoe` on ONNX models with results in the folder; return what it printed."""
+        common_arguments = [
+            "--framework",
+            "5",
+            "--soc_version",
+            self.chip,
+            "--output",
+            str(self.path),
+        ]
+        printed = io.StringIO()
+        environment = {"TUNE_BANK_PATH": str(self.path / bank)}
+        stdout = contextlib.redirect_stdout(printed)
+        stderr = contextlib.redirect_stderr(printed)
+        with stdout, stderr, mock.patch.dict(os.environ, environment):
+            code = cli.aoe([*map(str, arguments), *common_arguments, "--progress_bar", "off"])
+        text = printed.getvalue().replace(str(self.path), "WORK").strip()
         return f"{text}\nexit code {code}"
 
     def simulate(self, model: str, *arguments: object) -> dict[str, Any]:
         """Run `ascend-lab simulate` on a model of the folder; return its JSON report."""
         report = self.path / "simulated.json"
-        given = [str(self.path / model), *map(str, arguments)]
+        all_arguments = [str(self.path / model), *map(str, arguments)]
         with contextlib.redirect_stdout(io.StringIO()):
-            cli.ascend_lab(["simulate", *given, "--chip", self.chip, "--json", str(report)])
+            cli.ascend_lab(["simulate", *all_arguments, "--chip", self.chip, "--json", str(report)])
         return dict(json.loads(report.read_text("utf-8")))
 
     def report(self, job: str) -> dict[str, Any]:

@@ -1,13 +1,16 @@
-"""The model held against published measurements, row by row, hits and misses alike.
+"""Compares the model's times with published measurements, row by row, hits and misses alike.
 
-Kernels with the published tiling; products by default schedules, on chips that are bins of one
-(cores and clock are theirs, all else is the preset's; a row with a tile gets the best grid for it);
-whole networks compiled operator by operator, as by our default compiler, whose first layers read
-pixels of 4 channels only where the source says so, without what the compiler measured did not have,
-and what a row has above its bound stands in its ledger; training by SGD with momentum, fp16 with
-fp32 masters, eight devices that share gradients in buckets of 25 MiB over the preset 910A server.
-No constant of the model is fitted to a row. Errors are of the time: above zero the model is too
-slow.
+An error is that of the time: +0.10 means that the model is 10 % slower than what was measured. No
+constant of the model is fitted to a row.
+
+- Kernels have the published tiling.
+- Products have default schedules, or the best grid for a published tile. Their chips are variants
+  of one: cores and clock are as published, all else is the preset's.
+- Networks are compiled by the default compiler, without the passes that the measured compiler did
+  not have. First layers read pixels of 4 channels only where the source says so. Every row has a
+  ledger, which splits its time into the bound and the causes of what is above it.
+- Training is SGD with momentum, in fp16 with weights kept in fp32, on eight devices of the preset
+  910A server, which add up their gradients in buckets of 25 MiB.
 """
 
 import tomllib
@@ -33,16 +36,19 @@ from ascend_lab.operators.ops.matmul import (
 )
 
 
-def published(room: str) -> dict[str, Any]:
-    """Return the published rows of a room of the package as they are written down."""
-    text = (resources.files(f"ascend_lab.{room}") / "published.toml").read_text("utf-8")
+def published(package: str) -> dict[str, Any]:
+    """Return a package's file of published numbers; "compiler" stands for ascend_lab.compiler."""
+    text = (resources.files(f"ascend_lab.{package}") / "published.toml").read_text("utf-8")
     return tomllib.loads(text)
 
 
 # -- kernels --------------------------------------------------------------------------------------
 TIME_LIMIT = 0.15
+"""The goal for a kernel's time: an error of at most 15 %."""
 SHARE_LIMIT = 0.10
+"""The goal for the busy share of a pipe: off by at most 10 points."""
 PIPES = ("cube", "mte1", "mte2", "store")
+"""The published names of the pipes M, MTE1, MTE2 and FIX."""
 GEMM_SCHEDULE = kernels.GemmSchedule(128, 64, 256, 4, 4, 6)
 CONV_SCHEDULE = kernels.GemmSchedule(128, 48, 256, 3, 4, 6)
 
@@ -68,7 +74,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow(Timed):
-    """A row with busy shares, 0..1, by pipe."""
+    """A published kernel: its times, and by pipe the share of the time in which it is busy."""
 
     published_busy: dict[str, float]
     model_busy: dict[str, float]
@@ -81,8 +87,11 @@ class ValidationRow(Timed):
     @property
     def misses(self) -> tuple[str, ...]:
         """What is outside the goal: 15 % of time, 10 points of a pipe's busy share."""
-        wide = [p for p, e in self.share_errors.items() if abs(e) > SHARE_LIMIT]
-        return (*(("time",) if abs(self.time_error) > TIME_LIMIT else ()), *wide)
+        missed = ["time"] if abs(self.time_error) > TIME_LIMIT else []
+        for pipe, error in self.share_errors.items():
+            if abs(error) > SHARE_LIMIT:
+                missed.append(pipe)
+        return tuple(missed)
 
 
 def validation_rows() -> list[ValidationRow]:
@@ -96,7 +105,9 @@ def validation_rows() -> list[ValidationRow]:
         rows.append(_row(f"gemm {size}", entry, launch, chip))
     for entry in data["conv"]:
         n, c1, h, w, c0 = entry["x"]
-        shape = conv_shape.ConvShape(n, c1 * c0, h, w, entry["channels_out"], 3, 3, 1, 1)
+        shape = conv_shape.ConvShape(
+            n=n, c=c1 * c0, h=h, w=w, k=entry["channels_out"], r=3, s=3, stride=1, pad=1
+        )
         launch = conv.conv_launch(shape, chip, CONV_SCHEDULE)
         rows.append(_row(f"conv {n}x{c1 * c0}x{h}x{w}", entry, launch, chip))
     return rows
@@ -107,12 +118,14 @@ def published_flash() -> list[ValidationRow]:
     chip = load_chip("Ascend910B2")
     rows = []
     for entry in published("operators.kernels")["flash"]:
-        n = entry["length"]
-        shape = flash_shape.FlashShape(1, n, n, 128, 128, flash_shape.default_scale(128))
+        length = entry["length"]
+        shape = flash_shape.FlashShape(1, length, length, 128, 128, flash_shape.default_scale(128))
         kernel = isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip))
         memory = sim.DeviceMemory.holding(chip, kernel.tensors, ("q", "k", "v"))
-        line = replace(sim.simulate_kernel(kernel, chip, memory), start="queued")
-        rows.append(ValidationRow(f"flash {n}", entry["time_us"] * 1e-6, line.time_s, {}, {}))
+        timeline = replace(sim.simulate_kernel(kernel, chip, memory), start="queued")
+        rows.append(
+            ValidationRow(f"flash {length}", entry["time_us"] * 1e-6, timeline.time_s, {}, {})
+        )
     return rows
 
 
@@ -130,25 +143,28 @@ def _row(name: str, entry: dict[str, Any], launch: isa.Launch, chip: Chip) -> Va
 def validation_table(rows: list[ValidationRow]) -> str:
     """Return the rows as text: times, error, busy shares as model/published; a star is a miss."""
     head = f"{'row':<17}{'model':>9}{'publ.':>9}{'time error':>11} "
-    lines = [(head + "".join(f"{p:>9} " for p in PIPES)).rstrip()]
+    lines = [(head + "".join(f"{pipe:>9} " for pipe in PIPES)).rstrip()]
     for row in rows:
         shares = [f"{row.model_busy[p]:.0%}/{row.published_busy[p]:.0%}" for p in PIPES]
-        marks = ["*" if what in row.misses else " " for what in ("time", *PIPES)]
-        told = "".join(f"{s:>9}{mark}" for s, mark in zip(shares, marks[1:], strict=True))
+        stars = ["*" if what in row.misses else " " for what in ("time", *PIPES)]
+        share_cells = "".join(f"{s:>9}{mark}" for s, mark in zip(shares, stars[1:], strict=True))
         times = f"{row.model_s * 1e3:>7.4f}ms{row.published_s * 1e3:>7.4f}ms"
-        lines.append(f"{row.name:<17}{times}{row.time_error:>+11.1%}{marks[0]}{told}".rstrip())
+        lines.append(
+            f"{row.name:<17}{times}{row.time_error:>+11.1%}{stars[0]}{share_cells}".rstrip()
+        )
     return "\n".join(lines)
 
 
 # -- products -------------------------------------------------------------------------------------
 GOAL = 0.15
+"""The goal for a product's time: an error of at most 15 %."""
 STAGES = 4
-"""Base tiles a stage of L1 has where the source gives a tile."""
+"""Base tiles along K in a slot of L1, where the source gives only the tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductRow(Timed):
-    """A published time and the model's, both with the launch; (m, n, k), and parts of K."""
+    """A product of `size` (m, n, k), its times with the launch; `parts` is how often K is split."""
 
     device: str
     size: tuple[int, int, int]
@@ -160,24 +176,33 @@ def product_rows() -> Iterator[ProductRow]:
     data = published("operators.ops")
     preset = load_chip("Ascend910B2")
     for row in data["product"]:
-        own = data["device"][row["device"]]
+        device = data["device"][row["device"]]
         (m, n, k) = row["size"]
-        chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
+        chip = replace(
+            preset, name=row["device"], core_count=device["cores"], clock_hz=device["hz"]
+        )
         shape = kernels.GemmShape(m, k, n, row.get("dtype", "fp16"))
         if row.get("divided"):
-            ways = [way for _, way in split_k_schedules(shape, chip, float("inf"))]
-            schedule = min(ways, key=lambda way: _warm(shape, chip, way))
+            schedules = [way for _, way in split_k_schedules(shape, chip, float("inf"))]
+            schedule = min(schedules, key=lambda way: _warm(shape, chip, way))
         elif "tile" in row:
             base_m, base_k, base_n = row["tile"]
-            given = kernels.GemmSchedule(base_m, base_k, base_n, STAGES, 1, 1)
-            schedule = kernels.best_grid(shape, chip, given)
+            base_schedule = kernels.GemmSchedule(base_m, base_k, base_n, STAGES, 1, 1)
+            schedule = kernels.best_grid(shape, chip, base_schedule)
         else:
             schedule = default_product(shape, chip)
-        times = row["time_us"] * 1e-6, _warm(shape, chip, schedule) / chip.clock_hz
-        yield ProductRow(row["name"], *times, row["device"], (m, n, k), schedule.split_k)
+        yield ProductRow(
+            name=row["name"],
+            published_s=row["time_us"] * 1e-6,
+            model_s=_warm(shape, chip, schedule) / chip.clock_hz,
+            device=row["device"],
+            size=(m, n, k),
+            parts=schedule.split_k,
+        )
 
 
 def _warm(shape: kernels.GemmShape, chip: Chip, schedule: kernels.GemmSchedule) -> float:
+    """Return the cycles of a product that was run before, so that L2 holds what fits."""
     kernel = product_kernel(shape, chip, schedule)
     return warm_cycles(kernel, chip, [b.name for b in kernel.tensors])
 
@@ -230,13 +255,13 @@ class NetworkRow(Timed):
 
 def network_rows(names: Iterable[str] = ()) -> Iterator[NetworkRow]:
     """Yield each published network at batch 1 and at its best batch; of all names, or some."""
-    wanted = set(names)
+    wanted_names = set(names)
     for entry in published("compiler")["network"]:
         rates = {int(batch): float(rate) for batch, rate in entry["per_s"].items()}
-        best = max(rates, key=lambda batch: rates[batch])
-        if wanted and entry["name"] not in wanted:
+        best_batch = max(rates, key=lambda batch: rates[batch])
+        if wanted_names and entry["name"] not in wanted_names:
             continue
-        for batch in sorted({1, best} & set(rates)):
+        for batch in sorted({1, best_batch} & set(rates)):
             chip = load_chip(entry["chip"])
             graph = zoo.build(entry["name"], batch=batch, **entry.get("settings", {}))
             passes = [name for name in Road().passes if name not in entry.get("without", ())]
@@ -245,8 +270,15 @@ def network_rows(names: Iterable[str] = ()) -> Iterator[NetworkRow]:
             stages = Road(passes, layouts=Layouts(left_out=left_out)).stages(graph, chip)
             times = stages.timeline()
             terms = ledger(times, bound.bound_of(stages.rewritten, chip))
-            both = batch / rates[batch], times.time_s
-            yield NetworkRow(entry["name"], *both, chip.name, batch, entry["kind"], terms)
+            yield NetworkRow(
+                name=entry["name"],
+                published_s=batch / rates[batch],
+                model_s=times.time_s,
+                chip=chip.name,
+                batch=batch,
+                kind=entry["kind"],
+                terms=terms,
+            )
 
 
 def network_table(rows: Iterable[NetworkRow]) -> str:
@@ -267,11 +299,16 @@ def network_table(rows: Iterable[NetworkRow]) -> str:
 CHIP = "Ascend910A"
 SERVER = "910a-server"
 NORMS = (".bn",)
+"""Parts of the names that the zoo gives to batch norms."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow(Timed):
-    """The time of a step on some devices."""
+    """The time of a training step on some devices.
+
+    `model_efficiency` is the step's time without the exchange of gradients over that with it, and
+    `norms_s` the time of the kernels of batch norms.
+    """
 
     devices: int
     batch_per_device: int
@@ -284,26 +321,35 @@ def training_validation_rows(
 ) -> list[TrainingRow]:
     """Return all rows with the model's numbers; `profiles` by batch save the simulation."""
     chip = load_chip(CHIP)
-    known = dict(profiles or {})
+    known_profiles = dict(profiles or {})
     cost = all_reduce_cost(cluster.load_topology(SERVER))
-    found = []
+    rows = []
     for row in published("cluster.train")["row"]:
         batch = row["batch_per_device"]
         devices = row["devices"]
-        if batch not in known:
-            known[batch] = profile_training(zoo.build(row["model"], batch), chip, optimizer="sgd")
-        profile = known[batch]
+        if batch not in known_profiles:
+            known_profiles[batch] = profile_training(
+                zoo.build(row["model"], batch), chip, optimizer="sgd"
+            )
+        profile = known_profiles[batch]
         step_s = step_timeline(profile, cost).step_s if devices > 1 else profile.step_s
-        times = devices * batch / row["images_per_s"], step_s
-        shares = profile.step_s / step_s, norms_s(profile)
-        found.append(TrainingRow(row["name"], *times, devices, batch, *shares))
-    return found
+        training_row = TrainingRow(
+            name=row["name"],
+            published_s=devices * batch / row["images_per_s"],
+            model_s=step_s,
+            devices=devices,
+            batch_per_device=batch,
+            model_efficiency=profile.step_s / step_s,
+            norms_s=norms_s(profile),
+        )
+        rows.append(training_row)
+    return rows
 
 
 def norms_s(profile: StepProfile) -> float:
     """Return the seconds of kernels that begin with a node of a batch norm."""
     rows = profile.operators
-    return sum(r.time_s for r in rows if any(m in r.nodes[0] for m in NORMS))
+    return sum(row.time_s for row in rows if any(mark in row.nodes[0] for mark in NORMS))
 
 
 def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
@@ -314,12 +360,16 @@ def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
     rows = training_validation_rows() if rows is None else rows
     head = f"{'row':<33}{'model/s':>8}{'publ./s':>8}{'error':>6}"
     lines = [f"{head}{'step':>9}{'norms':>9}{'scaling':>8}{'publ.':>7}"]
-    alone = {row.batch_per_device: row.published_s for row in reversed(rows) if row.devices == 1}
+    single_device_s = {
+        row.batch_per_device: row.published_s for row in reversed(rows) if row.devices == 1
+    }
     for row in rows:
-        single_s = alone.get(row.batch_per_device) if row.devices > 1 else None
-        wanted = f"{single_s / row.published_s:.3f}" if single_s else "-"
+        single_s = single_device_s.get(row.batch_per_device) if row.devices > 1 else None
+        published_scaling = f"{single_s / row.published_s:.3f}" if single_s else "-"
         images = row.devices * row.batch_per_device
         rates = f"{images / row.model_s:>8.0f}{images / row.published_s:>8.0f}"
         times = f"{row.time_error:>+6.0%}{row.model_s * 1e3:>7.2f}ms{row.norms_s * 1e3:>7.2f}ms"
-        lines.append(f"{row.name:<33}{rates}{times}{row.model_efficiency:>8.3f}{wanted:>7}")
+        lines.append(
+            f"{row.name:<33}{rates}{times}{row.model_efficiency:>8.3f}{published_scaling:>7}"
+        )
     return "\n".join(lines)

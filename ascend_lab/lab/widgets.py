@@ -1,6 +1,7 @@
-"""Widgets: one line over a pure figure function, with a still first frame.
+"""Widgets: sliders and choices that redraw a figure, made by one line, `explore(fig_x, ...)`.
 
-Here a running kernel redraws the figure; a page without one has what `page_frames` drew.
+In a notebook, the running kernel redraws the figure. A page of the book has no kernel: it shows the
+pictures that `page_frames` drew in advance.
 """
 
 from collections.abc import Callable
@@ -39,11 +40,11 @@ def make_control(name: str, spec: object, default: Any) -> Any:
             needed = f"slider {name!r} needs low < high and step > 0"
             raise WidgetError(needed, f"low {low}, high {high}, step {step}", "correct the range")
         inside = default is not Parameter.empty and _is_number(default) and low <= default <= high
-        whole = all(isinstance(part, int) for part in spec)
-        kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
+        is_whole = all(isinstance(part, int) for part in spec)
+        slider = ipywidgets.IntSlider if is_whole else ipywidgets.FloatSlider
         # One redraw when the slider is let go: a figure takes longer to draw than a drag event.
         look |= {"min": low, "max": high, "step": step, "continuous_update": False}
-        return kind(value=default if inside else low, **look)
+        return slider(value=default if inside else low, **look)
     if isinstance(spec, list) and spec:
         first = default if default in spec else spec[0]
         options = [(str(choice), choice) for choice in spec]
@@ -53,6 +54,7 @@ def make_control(name: str, spec: object, default: Any) -> Any:
 
 
 def _is_number(value: object) -> bool:
+    """Tell whether a value is a number, which True and False are not here."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -76,7 +78,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
             control.observe(lambda _change: self._draw(), names="value")
 
     def _draw(self) -> None:
-        """Draw the present values; a refused setting leaves the old picture and says why."""
+        """Draw the present values; at a refused setting the old picture stays, with the reason."""
         self.failure = ""
         try:
             values = {name: control.value for name, control in self.controls.items()}
@@ -94,7 +96,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         return f"explore {self.fig_fn.__name__}: {self.figure!r}"
 
     def _repr_mimebundle_(self, **_options: Any) -> dict[str, object]:
-        """Add the still frame to the widget's own form, for viewers that run no widgets."""
+        """Add the first picture to the widget's own form, for viewers that run no widgets."""
         bundle = dict(super()._repr_mimebundle_() or {})
         bundle["text/plain"] = repr(self)
         bundle["image/svg+xml"] = bytes(self.picture.value).decode()
@@ -114,8 +116,8 @@ def explore(fig_fn: Draw, *, fixed: dict[str, Any] | None = None, **controls: An
             raise WidgetError(
                 f"{fig_fn.__name__} has no parameter {name!r}; it has: {', '.join(parameters)}"
             )
-    made = {name: make_control(name, spec, parameters[name]) for name, spec in controls.items()}
-    return Explorer(fig_fn, made, fixed or {})
+    widgets = {name: make_control(name, spec, parameters[name]) for name, spec in controls.items()}
+    return Explorer(fig_fn, widgets, fixed or {})
 
 
 __all__ = ["Explorer", "WidgetError", "explore"]

@@ -34,13 +34,11 @@ def balanced(
 
     These are the layers whose plan has a strength; samples say how large their input channels are.
     """
-    to_balance = [
-        (node, axes)
-        for node in layers_of(graph)
-        if node.name in plans
-        and plans[node.name].strength is not None
-        and (axes := input_axes(node, graph))
-    ]
+    to_balance = []
+    for node in layers_of(graph):
+        axes = input_axes(node, graph)
+        if node.name in plans and plans[node.name].strength is not None and axes:
+            to_balance.append((node, axes))
     if not to_balance:
         return graph, {}
     values = tensor_values(graph, feeds, (node.inputs[0] for node, _ in to_balance))

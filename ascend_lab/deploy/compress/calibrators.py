@@ -18,10 +18,13 @@ The divergence is that of Kullback and Leibler, D(P||Q) = sum p ln(p / q). P is 
 the mass that is clipped added to its end bins. Q is the same mass put into as many levels as the
 whole numbers have, and spread evenly again over those bins of a level that are not empty.
 
-method     window                mass cut off       levels                 empty bins
-AMCT       both sides, 20 steps  in P and in Q      255 of unequal widths  +1e-4; others gain too
-TensorRT   of |x|, every bin     in P only          128 of unequal widths  ignored
-ORT        about 0, every bin    in P only          equal widths, a rest   +1e-4; others lose it
+The three forms differ in the windows that they try, in where clipped mass counts, in the widths of
+the levels, and in what an empty bin counts (ORT is ONNX Runtime):
+
+form       windows               clipped mass       levels                 empty bins
+AMCT       both sides, 20 steps  in P and in Q      255 of unequal widths  1e-4, others gain too
+TensorRT   of |x|, every bin     in P only          128 of unequal widths  0
+ORT        about 0, every bin    in P only          of equal widths        1e-4, taken from others
 """
 
 import math
@@ -67,6 +70,7 @@ def calibrate(
 
 
 def _joined(batches: Batches) -> Values:
+    """Return the numbers of all batches as one array."""
     return np.concatenate([batch.ravel() for batch in batches])
 
 
@@ -87,9 +91,8 @@ def percentile(
 
     With an offset, 99.999 % clips 0.0005 % at each end.
     """
-    return scale_between(
-        *percentile_range(_joined(batches), percent, bins, not asymmetric), bits, asymmetric
-    )
+    low, high = percentile_range(_joined(batches), percent, bins, not asymmetric)
+    return scale_between(low, high, bits, asymmetric)
 
 
 def percentile_range(
@@ -136,13 +139,18 @@ def ifmr(
     largest = max(high, -low)
     # Steps between the ends: 255 of 8 bits with an offset. Without one they are counted from 0:
     # 127 up to the largest number, but 128 if it is negative, because int8 has -128 but not 128.
-    levels = 2**bits - 1 if asymmetric else 2 ** (bits - 1) - (abs(high) >= abs(low))
+    if asymmetric:
+        levels = 2**bits - 1
+    else:
+        levels = 2 ** (bits - 1) - 1 if abs(high) >= abs(low) else 2 ** (bits - 1)
     best = (math.inf, 1.0, low)  # squared error, step, lower end
     for end in np.asarray(ratios, np.float32) * (high if asymmetric else largest):
         start = low if asymmetric else -end
         step = (end - start if asymmetric else end) / np.float32(levels)
-        step = step if step >= EPSILON else np.float32(1)
-        loss = float(np.mean((np.rint(np.clip(x, start, end) / step) * step - x) ** 2))
+        if step < EPSILON:
+            step = np.float32(1)
+        rounded = np.rint(np.clip(x, start, end) / step) * step
+        loss = float(np.mean((rounded - x) ** 2))
         if loss < best[0]:
             best = (loss, float(step), start)
     # The lower end becomes the least whole number: -128 = low / step + offset.
@@ -160,9 +168,10 @@ def hfmg(batches: Batches, bits: int, asymmetric: bool, bins: int = 4096) -> Sca
     high = float(batches[0].max())
     counts = histogram(batches[0], bins, low, high)[0]
     for batch in batches[1:]:
-        ends = (low, high), (min(low, float(batch.min())), max(high, float(batch.max())))
-        low, high = ends[1]
-        counts = rebinned(counts, *ends) + histogram(batch, bins, low, high)[0]
+        old_ends = (low, high)
+        low = min(low, float(batch.min()))
+        high = max(high, float(batch.max()))
+        counts = rebinned(counts, old_ends, (low, high)) + histogram(batch, bins, low, high)[0]
     if not high > low:
         return scale_between(low, high, bits, asymmetric)
     first_bin, last_bin = best_range(counts, 2**bits)
@@ -179,7 +188,9 @@ def rebinned(
     An old bin that lies across the edge of two new ones is split between them in proportion.
     """
     bins = len(counts)
-    if max(abs(a - b) for a, b in zip(old_ends, new_ends, strict=True)) <= EPSILON:
+    low_moves = abs(old_ends[0] - new_ends[0])
+    high_moves = abs(old_ends[1] - new_ends[1])
+    if max(low_moves, high_moves) <= EPSILON:
         return counts
     old_width = (old_ends[1] - old_ends[0]) / bins
     new_width = (new_ends[1] - new_ends[0]) / bins
@@ -190,9 +201,8 @@ def rebinned(
     # bin contains the whole old bin, the share is not used.
     low_share = (new_ends[0] + (first_bin + 1) * new_width - old_edges) / (old_width or 1.0)
     low_counts = np.where(first_bin == last_bin, counts, (counts * low_share).astype(int))
-    wider = np.bincount(first_bin, low_counts, bins) + np.bincount(
-        last_bin, counts - low_counts, bins
-    )
+    wider = np.bincount(first_bin, low_counts, bins)
+    wider = wider + np.bincount(last_bin, counts - low_counts, bins)
     return wider.astype(int)
 
 
@@ -209,17 +219,17 @@ def tail_cuts(counts: Values) -> list[tuple[int, int]]:
     first_bin = 0
     last_bin = len(counts) - 1
     ranges = []
-    counts = counts.tolist()
+    bin_counts = counts.tolist()
     while last_bin - first_bin > min_bins:
         next_first = first_bin
         next_last = last_bin
         dropped = 0
         while next_first < next_last and dropped < drop:
-            dropped += counts[next_first]
+            dropped += bin_counts[next_first]
             next_first += 1
         dropped = 0
         while next_first < next_last and dropped < drop:
-            dropped += counts[next_last]
+            dropped += bin_counts[next_last]
             next_last -= 1
         if last_bin - next_last >= next_first - first_bin:
             last_bin = next_last
@@ -265,6 +275,7 @@ def moments_of(counts: Values) -> Callable[[Values], list[Values]]:
     padded = np.append(counts, 0.0)
 
     def moments(t: Values) -> list[Values]:
+        """Return the sums of x^0, x^1 and x^2 over the histogram up to t."""
         bins = t.astype(int)
         integrals = [t**k / k for k in (1, 2, 3)]
         # all bins below t, and the part up to t of the bin that contains t
@@ -309,8 +320,8 @@ def divergence(p: Values, q: Values) -> float:
     return float(terms.sum())
 
 
-def levelled(mass: Values, seen: Values, edges: Values) -> Values:
-    """Return mass summed between edges, then spread evenly over the bins that are `seen` there.
+def levelled(mass: Values, is_filled: Values, edges: Values) -> Values:
+    """Return mass summed between edges, then spread evenly over the bins that are filled there.
 
     Mass (4, 0, 2, 2) with one edge in the middle becomes (4, 0, 2, 2): the first level gives all to
     its only bin that is not empty. (3, 1, 2, 2) becomes (2, 2, 2, 2).
@@ -318,15 +329,15 @@ def levelled(mass: Values, seen: Values, edges: Values) -> Values:
     level_of_bin = np.searchsorted(edges[1:], np.arange(len(mass)), side="right")
     count = len(edges) - 1
     level_mass = np.bincount(level_of_bin, mass, count)
-    shares = level_mass / np.maximum(np.bincount(level_of_bin, seen, count), 1)
-    spread: Values = np.where(seen, shares[level_of_bin], 0.0)
+    shares = level_mass / np.maximum(np.bincount(level_of_bin, is_filled, count), 1)
+    spread: Values = np.where(is_filled, shares[level_of_bin], 0.0)
     return spread
 
 
-def _gained(counts: Values) -> Values:
+def _empty_added(counts: Values) -> Values:
     """Return counts with empty bins at 1e-4, and the other bins raised by 1e-4 zeros / nonzeros.
 
-    In AMCT the other bins gain as well; ONNX Runtime takes the 1e-4 from them (`_lost`).
+    In AMCT the other bins gain as well; ONNX Runtime takes the 1e-4 from them (`_empty_taken`).
     """
     empty = counts == 0
     extra = EMPTY * empty.sum() / max(1, (~empty).sum())
@@ -349,8 +360,11 @@ def tensorrt_threshold(counts: Values, levels: int = 128) -> int:
         p = inside.copy()
         p[-1] += bins[cut:].sum()
         losses.append(divergence(p, q) if q.any() else np.inf)
+    if not losses:
+        return len(bins)
     # argmin takes the first of equals; of the reversed list that is the last
-    return cuts[len(losses) - 1 - int(np.argmin(losses[::-1]))] if losses else len(bins)
+    last_best = len(losses) - 1 - int(np.argmin(losses[::-1]))
+    return cuts[last_best]
 
 
 def entropy_range(x: Values, bins: int, levels: int) -> tuple[float, float]:
@@ -370,14 +384,14 @@ def entropy_range(x: Values, bins: int, levels: int) -> tuple[float, float]:
         p = inside.copy()
         p[0] += counts[:start].sum()
         p[-1] += counts[end:].sum()
-        loss = divergence(_lost(p), _lost(_equal_levels(inside, p > 0, levels)))
+        loss = divergence(_empty_taken(p), _empty_taken(_equal_levels(inside, p > 0, levels)))
         if loss < least_loss:
             least_loss = loss
             ends = (float(edges[start]), float(edges[end]))
     return max(ends[0], low), min(ends[1], high)
 
 
-def _equal_levels(mass: Values, seen: Values, levels: int) -> Values:
+def _equal_levels(mass: Values, is_filled: Values, levels: int) -> Values:
     """Return mass spread evenly in levels of equal width, as whole counts (ONNX Runtime's form).
 
     Bins beyond the last whole level add to its mass but get none: of 10 bins in 4 levels, two each,
@@ -387,7 +401,7 @@ def _equal_levels(mass: Values, seen: Values, levels: int) -> Values:
     level_of_bin = np.minimum(np.arange(len(mass)) // width, levels - 1)
     level_mass = np.bincount(level_of_bin, mass, levels)
     inside = np.arange(len(mass)) < levels * width
-    level_bins = np.bincount(level_of_bin, seen & inside, levels)
+    level_bins = np.bincount(level_of_bin, is_filled & inside, levels)
     per_bin = np.floor(level_mass / np.maximum(level_bins, 1))
     levelled_mass: Values = np.where(
         inside & (level_bins > 0)[level_of_bin], per_bin[level_of_bin], 0.0
@@ -395,7 +409,7 @@ def _equal_levels(mass: Values, seen: Values, levels: int) -> Values:
     return levelled_mass
 
 
-def _lost(counts: Values) -> Values:
+def _empty_taken(counts: Values) -> Values:
     """Return counts with empty bins at 1e-4, which the other bins lose in equal shares."""
     empty = counts == 0
     return np.where(empty, EMPTY, counts - EMPTY * empty.sum() / max(1, (~empty).sum()))
@@ -418,7 +432,7 @@ def kl(batches: Batches, bits: int, asymmetric: bool) -> Scale:
         p[-1] += counts[BINS - i :].sum()
         edges = np.ceil(np.arange(2**bits) * (len(p) / (2**bits - 1)))
         edges[-1] = len(p)
-        losses.append(divergence(_gained(p), _gained(levelled(p, p > 0, edges))))
+        losses.append(divergence(_empty_added(p), _empty_added(levelled(p, p > 0, edges))))
     # the first candidate is the full range; each next one ends a bin earlier
     width = 2 * largest / np.float32(BINS)
     end = largest - np.float32(int(np.argmin(losses))) * width

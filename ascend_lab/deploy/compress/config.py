@@ -98,12 +98,16 @@ class Plan:
 
     def of(self, node: Node) -> LayerPlan | None:
         """Return the plan of a layer; None if it is to stay in floating point."""
-        if node.name in self.skip_layers or any(node.op in TYPES[t] for t in self.skip_types):
+        skips_type = any(node.op in TYPES[kind] for kind in self.skip_types)
+        if node.name in self.skip_layers or skips_type:
             return None
         if node.name in self.layers:
             return self.layers[node.name]
         # types overlap ("Linear" and "MatMul" both hold matmul): the first that was named counts
-        return next((p for t, p in self.types.items() if node.op in TYPES[t]), self.common)
+        for kind, plan in self.types.items():
+            if node.op in TYPES[kind]:
+                return plan
+        return self.common
 
     def check(self, graph: Graph) -> None:
         """Raise `InputError` if the plan names a layer or a type that the graph does not have."""
@@ -183,14 +187,14 @@ def parse_config(text: str, common: LayerPlan | None = None, where: str = "confi
     by_type = _overrides(message, "override_layer_types", "layer_type", base, where)
     by_name = _overrides(message, "override_layer_configs", "layer_name", base, where)
     return Plan(
-        base,
-        by_type,
-        by_name,
-        frozenset(message.get("skip_layers", ())),
-        frozenset(message.get("skip_layer_types", ())),
-        message.get("do_fusion", True),
-        frozenset(message.get("skip_fusion_layers", ())),
-        message.get("batch_num"),
+        common=base,
+        types=by_type,
+        layers=by_name,
+        skip_layers=frozenset(message.get("skip_layers", ())),
+        skip_types=frozenset(message.get("skip_layer_types", ())),
+        fold=message.get("do_fusion", True),
+        unfolded=frozenset(message.get("skip_fusion_layers", ())),
+        batches=message.get("batch_num"),
     )
 
 
@@ -211,7 +215,7 @@ def _overrides(
 
 def _layer(message: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan:
     """Return a plan changed by the settings of a calibration config."""
-    # each pair says the same thing in two ways: the rule for activations, and that for weights
+    # at most one rule for the scales of activations, and at most one for those of weights
     for pair in (("ifmr_quantize", "hfmg_quantize"), ("arq_quantize", "ada_quantize")):
         if all(key in message for key in pair):
             raise InputError(f"{where}: {pair[0]} or {pair[1]}", "both", "keep one")
@@ -248,15 +252,18 @@ def _layer(message: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan
 def _ifmr(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the options of the rule `ifmr`."""
     # the published defaults: 0.70, 0.71, ... 1.29 of the largest number
-    usual = {"search_range_start": 0.7, "search_range_end": 1.3, "search_step": 0.01}
-    low_ratio, high_ratio, step = (settings.get(key, value) for key, value in usual.items())
+    low_ratio = settings.get("search_range_start", 0.7)
+    high_ratio = settings.get("search_range_end", 1.3)
+    step = settings.get("search_step", 0.01)
     if not low_ratio <= high_ratio or step < (high_ratio - low_ratio) / 1e4:
         needed = f"{where}: search_range_start to search_range_end in at most 10,000 of search_step"
         raise InputError(needed, f"{low_ratio:g} to {high_ratio:g} by {step:g}")
-    shares = tuple(settings.get(f"{end}_percentile", 0.999999) for end in ("max", "min"))
+    max_share = settings.get("max_percentile", 0.999999)
+    min_share = settings.get("min_percentile", 0.999999)
     # 0.7 to 1.3 by 0.01 are 60 ratios, the last 1.29; 1e-6 keeps rounding from making them 61
     count = max(1, int(np.ceil((high_ratio - low_ratio) / step - 1e-6)))
-    return {"shares": shares, "ratios": tuple((low_ratio + step * np.arange(count)).tolist())}
+    ratios = low_ratio + step * np.arange(count)
+    return {"shares": (max_share, min_share), "ratios": tuple(ratios.tolist())}
 
 
 def _hfmg(settings: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -32,18 +32,22 @@ def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
             needed = f"{layer.name}: activations in 8 bits, weights in 8 at most"
             raise UnsupportedError(needed, got, "the cube multiplies int8")
     # pairs are put around the layers, then folded into them: as if the graph came from a QDQ file
-    steps = {
+    quantisations = {
         layer.name: LayerQuantisation(
             layer.scale, layer.offset, layer.weight_scales, layer.weight_bits, layer.shared
         )
         for layer in layers
     }
-    return fold(insert_quantise_pairs(graph, steps))[0]
+    return fold(insert_quantise_pairs(graph, quantisations))[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """The cost of a network on a chip: time, bytes of weights, bytes over the memory interface."""
+    """The cost of a network on a chip: time, bytes of weights, bytes over the memory interface.
+
+    `launch_s` is the part of the time that launches of the `kernels` take; `time_s_by_type` has the
+    time of each type of operator.
+    """
 
     time_s: float
     weight_bytes: int
@@ -60,12 +64,12 @@ def bill(graph: Graph, chip: Chip | str) -> Bill:
     # as they are compiled, with what pads them to blocks
     weight_bytes = sum(constant_bytes(stages.compiled).values())
     return Bill(
-        times.time_s,
-        weight_bytes,
-        times.memory_bytes,
-        len(times.operators),
-        times.launch_s,
-        times.by_type(),
+        time_s=times.time_s,
+        weight_bytes=weight_bytes,
+        memory_bytes=times.memory_bytes,
+        kernels=len(times.operators),
+        launch_s=times.launch_s,
+        time_s_by_type=times.by_type(),
     )
 
 

@@ -18,9 +18,11 @@ from ascend_lab.deploy.compress.learned import Schedule, cross_entropy, fit, tra
 from ascend_lab.errors import UnsupportedError
 
 BATCH = 50
+"""Images of a batch."""
 TRAIN = 1250
+"""Number of images to train on: the first ones."""
 TEST = 500
-"""Number of test images: the last ones, by other writers than the first ones, for training."""
+"""Number of test images: the last ones, by other writers than the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ def load_digits() -> tuple[Digits, Digits]:
 
 
 def _batches(images: Values, labels: Values) -> Digits:
+    """Return images and labels in batches of `BATCH`."""
     starts = range(0, len(images), BATCH)
     return Digits(
         [{"image": images[i : i + BATCH]} for i in starts],
@@ -85,12 +88,14 @@ def transformer(width: int = 24) -> Graph:
     tokens = BATCH * 8
 
     def linear(x: Value, inputs: int, outputs: int, name: str) -> Value:
+        """Append a product with weights, and a bias."""
         bias = net.constant(np.zeros(outputs, np.float32), name="bias")
         weight = net.weight((inputs, outputs), scale=(1 / inputs) ** 0.5)
         y: Value = net.gemm(x, weight, bias, name=name)
         return y
 
     def normed(x: Value) -> Value:
+        """Append a layer norm with gain 1 and shift 0."""
         gain = net.constant(np.full(width, 1, np.float32))
         shift = net.constant(np.full(width, 0, np.float32))
         y: Value = net.layer_norm(x, gain, shift)
@@ -104,10 +109,15 @@ def transformer(width: int = 24) -> Graph:
     x = net.reshape(x, shape=(tokens, width))
     # attention: softmax(q k^T / sqrt(width)) v
     y = normed(x)
-    q, k, v = (
-        net.reshape(linear(y, width, width, name), shape=(BATCH, 8, width))
-        for name in ("query", "key", "value")
-    )
+
+    def projected(name: str) -> Value:
+        """Append a projection of y, as (batch, rows, width)."""
+        rows: Value = net.reshape(linear(y, width, width, name), shape=(BATCH, 8, width))
+        return rows
+
+    q = projected("query")
+    k = projected("key")
+    v = projected("value")
     shares = net.softmax(net.muls(net.batch_matmul(q, k, trans_b=True), number=width**-0.5))
     y = net.reshape(net.batch_matmul(shares, v), shape=(tokens, width))
     x = net.add(x, linear(y, width, width, "mixed"))

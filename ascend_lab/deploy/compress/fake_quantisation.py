@@ -33,7 +33,7 @@ from ascend_lab.deploy.compress.scales import (
 def fake_quantised(quantised: Quantised) -> Graph:
     """Return the graph in fp32 that rounds the inputs of layers as whole numbers would be.
 
-    Raises `InputError` for scales of a layer that the graph has not.
+    Raises `InputError` for scales of a layer that is not in the graph.
     """
     graph = quantised.graph
     layers = by_node(quantised)

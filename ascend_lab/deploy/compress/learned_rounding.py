@@ -57,7 +57,9 @@ def ulq_slopes(
     """
     scale = scale_between(low, high, bits, True)
     # the real numbers of the least and the largest level, which differ from low and high a little
-    lowest, highest = (scale.scale * (q - scale.offset) for q in integer_range(bits))
+    least_q, largest_q = integer_range(bits)
+    lowest = scale.scale * (least_q - scale.offset)
+    highest = scale.scale * (largest_q - scale.offset)
     under = x < lowest
     over = x > highest
     steps = np.where(over, high, np.where(under, low, x)) / scale.scale
@@ -106,9 +108,9 @@ class LearnedRounding:
     def start(self, weights: Values) -> dict[str, Values]:
         """Return the learned numbers to start with, by name."""
         # scale 0.02 and offset -28 in 8 bits: the range starts as -2 to 3.1
-        low, high = (
-            self.layer.scale * (q - self.layer.offset) for q in integer_range(self.layer.bits)
-        )
+        least_q, largest_q = integer_range(self.layer.bits)
+        low = self.layer.scale * (least_q - self.layer.offset)
+        high = self.layer.scale * (largest_q - self.layer.offset)
         steps = np.array(self.layer.weight_scales)
         if self.fresh:
             rows = np.moveaxis(weights, self.axis or 0, 0) if len(steps) > 1 else weights[None]
@@ -130,6 +132,7 @@ class LearnedRounding:
         bits = self.layer.bits
 
         def x_slope(grads: Any) -> Any:
+            """Return the slopes of x and of its two limits."""
             slopes = ulq_slopes(x.values[0], low, high, grads[0], bits)
             return [[np.asarray(slope)] for slope in slopes]
 
@@ -139,6 +142,7 @@ class LearnedRounding:
         weight_bits = self.layer.weight_bits
 
         def w_slope(grads: Any) -> Any:
+            """Return the slopes of the weights and of their steps."""
             slopes = lsq_slopes(w.values[0], step_values, grads[0], weight_bits, axis)
             return [[slope] for slope in slopes]
 
@@ -153,7 +157,8 @@ class LearnedRounding:
 
     def layer_scales(self, parameters: Mapping[str, Values]) -> LayerScales:
         """Return the layer's record with the scales given by its learned numbers."""
-        low, high = (float(parameters[self.name(end)]) for end in ("low", "high"))
+        low = float(parameters[self.name("low")])
+        high = float(parameters[self.name("high")])
         scale = scale_between(low, high, self.layer.bits, True)
         steps = tuple(parameters[self.name("steps")].astype(np.float32).tolist())
         return replace(self.layer, scale=scale.scale, offset=scale.offset, weight_scales=steps)

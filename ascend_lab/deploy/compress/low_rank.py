@@ -27,9 +27,10 @@ UNIT = 16
 THRESHOLD = 2.5129
 """Factor of tau = 2.5129 sqrt(alpha), from which the limit between component and noise follows."""
 WIDE = 256
-DIVISORS = (6, 4)
-"""The rank is from rows / 7 to rows / 6, or from rows / 5 to rows / 4 if both sides have at least
-256 channels."""
+"""From this many channels on both sides, a convolution keeps a larger share of its rows as rank."""
+NARROW_DIVISOR = 6
+WIDE_DIVISOR = 4
+"""The rank is from rows / 7 to rows / 6, or from rows / 5 to rows / 4 of a wide convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,11 @@ class Thin:
 
     @property
     def kind(self) -> str:
-        """Return FC if features < channels, else SC; then FK if rows <= columns, else SK."""
+        """Return the name of the four cases in AMCT: two letters for channels, two for the kernel.
+
+        FC stands for features < channels, SC for the others; FK for a kernel with at most as many
+        rows as columns, SK for the others. A 3 x 3 kernel from 64 to 128 channels is SCFK.
+        """
         channel_side = "FC" if self.features < self.channels else "SC"
         return channel_side + ("FK" if self.kernel[0] <= self.kernel[1] else "SK")
 
@@ -60,8 +65,8 @@ class Thin:
 
     def parameters(self, rank: int) -> int:
         """Return the weights of both parts together."""
-        low, high = self.kernel if self.rows_first else self.kernel[::-1]
-        return rank * (self.channels * low + self.features * high)
+        first_side, second_side = self.kernel if self.rows_first else self.kernel[::-1]
+        return rank * (self.channels * first_side + self.features * second_side)
 
 
 def thin_of(graph: Graph, node: Node) -> Thin | None:
@@ -128,6 +133,7 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
         return high
 
     def energy(noise: float) -> float:
+        """Return what is to be minimised, for a variance of the noise."""
         # a singular value of 0 would have the logarithm of 0
         x = np.maximum(squares / (columns * noise), np.finfo(float).tiny)
         above = x[x > limit]
@@ -142,13 +148,14 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
 
 
 def rank_of(thin: Thin, estimate: int) -> int:
-    """Return the rank to use, from an estimate: within the bounds of `DIVISORS`, a multiple of 16.
+    """Return the rank to use, from an estimate: a multiple of 16, near a sixth or fourth of rows.
 
     Rounding to the nearest multiple must not lose more than a tenth: 20 becomes 32, not 16.
     """
     # 256 to 256 channels, 3 x 3: 768 rows, so the rank is from 153 to 192 whatever the estimate
     rows = thin.matrix[0]
-    divisor = DIVISORS[min(thin.features, thin.channels) >= WIDE]
+    is_wide = min(thin.features, thin.channels) >= WIDE
+    divisor = WIDE_DIVISOR if is_wide else NARROW_DIVISOR
     bounded = min(max(estimate, rows // (divisor + 1)), rows // divisor)
     rounded = max(math.floor(bounded / UNIT + 0.5) * UNIT, UNIT)
     return rounded + UNIT if rounded < 0.9 * bounded else rounded
@@ -170,9 +177,11 @@ def split_weights(thin: Thin, weights: ir.Values, rank: int) -> tuple[ir.Values,
     u, s, vt = np.linalg.svd(_unfolded(thin, weights), full_matrices=False)
     # u has a row for each (channel, first tap), vt a column for each (feature, second tap)
     root = np.sqrt(s[:rank])
-    low, high = thin.kernel if thin.rows_first else thin.kernel[::-1]
-    u_part = (u[:, :rank] * root).reshape(thin.channels, low, rank).transpose(2, 0, 1)
-    v_part = (root[:, None] * vt[:rank]).reshape(rank, thin.features, high).transpose(1, 0, 2)
+    first_side, second_side = thin.kernel if thin.rows_first else thin.kernel[::-1]
+    u_scaled = u[:, :rank] * root
+    vt_scaled = root[:, None] * vt[:rank]
+    u_part = u_scaled.reshape(thin.channels, first_side, rank).transpose(2, 0, 1)
+    v_part = vt_scaled.reshape(rank, thin.features, second_side).transpose(1, 0, 2)
     if thin.rows_first:
         return u_part[..., None], v_part[:, :, None, :]
     return u_part[:, :, None, :], v_part[..., None]

@@ -201,6 +201,7 @@ class _PairWriter:
         return self.quantised_graph.constants[names[0]].array().reshape(-1) if names else None
 
     def missing(self, node: Node) -> UnsupportedError:
+        """Return the error for a layer that is no operator of the file."""
         needed = f"{node.name} ({node.op}): an operator {' or '.join(LAYERS)} of the model"
         return UnsupportedError(needed, "another", "skip it by the configuration: skip_layers")
 
@@ -261,8 +262,9 @@ class _PairWriter:
         transposed = any(a.name == "transB" and a.i for a in operator.attribute)
         if node.op in PRODUCTS and transposed != bool(node.attr("trans_b", False)):
             values = np.swapaxes(values, -1, -2)
-            # the last two axes are exchanged: of rank 2, axis 0 becomes 1 and axis 1 becomes 0
-            axis = None if axis is None else 2 * rank - 3 - axis
+            # the last two axes, rank - 2 and rank - 1, are exchanged
+            if axis is not None:
+                axis = rank - 2 if axis == rank - 1 else rank - 1
         stored = self.initializers.get(operator.input[1])
         if stored is not None:
             return values.reshape(tuple(stored.dims)), axis
@@ -289,10 +291,10 @@ class _PairWriter:
         else:
             rank = axes[0] + 1
         # the graph convolves rows (n, c, w) as images (n, c, 1, w); the file does not
-        of_rows = (
-            operator.op_type.startswith("Conv") and self.weights_of(node, operator)[0].ndim == 3
-        )
-        factors = broadcast_along(np.asarray(layer.balance, np.float32), axes[0], rank - of_rows)
+        is_convolution = operator.op_type.startswith("Conv")
+        if is_convolution and self.weights_of(node, operator)[0].ndim == 3:
+            rank -= 1
+        factors = broadcast_along(np.asarray(layer.balance, np.float32), axes[0], rank)
         divisor = self.store(f"{x}_factors", factors)
         return self.node("Div", [x, divisor], f"{x}_balanced")
 

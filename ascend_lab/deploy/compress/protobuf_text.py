@@ -72,6 +72,7 @@ class _Reader:
         self.token = next(self.tokens, "")
 
     def _split(self, text: str) -> Iterator[str]:
+        """Yield the tokens of a text, and count its lines."""
         place = 0
         while place < len(text):
             match = _TOKEN.match(text, place)
@@ -124,6 +125,7 @@ class _Reader:
         return fields
 
     def unknown(self, key: str, table: Table) -> InputError:
+        """Return the error for an unknown key, with a similar known one."""
         similar = difflib.get_close_matches(key, table, 1)
         if similar:
             return self.error("a known key", shown(key), f"did you mean {similar[0]}? correct it")
@@ -167,8 +169,8 @@ class _Reader:
             decoded = word if word in kind else None
         elif isinstance(kind, Range):
             needed = str(kind)
-            decoded = _READERS[kind.kind][1](word)
-            decoded = decoded if decoded in kind else None
+            number = _READERS[kind.kind][1](word)
+            decoded = number if number in kind else None
         else:
             needed, read = _READERS[kind]
             decoded = read(word)

@@ -26,7 +26,7 @@ from ascend_lab.errors import InputError
 UNIT = 16
 """Channels of a block in memory: 40 channels take as much room and time as 48."""
 LAYERS = ("conv2d", "depthwise_conv2d", "matmul", "gemm")
-FOLLOWED = ("max_pool2d", "avg_pool2d", "global_avg_pool", "global_max_pool", "batch_norm")
+CHANNEL_WISE = ("max_pool2d", "avg_pool2d", "global_avg_pool", "global_max_pool", "batch_norm")
 """Operators whose output has the channels of their input, each computed from that channel."""
 Segments = tuple[tuple[str, int], ...]
 """Channels of a tensor in order: (a set, number of neighbours that each channel became)."""
@@ -71,20 +71,28 @@ def lowest(scores: Values, ratio: float, *, aligned: bool = True) -> tuple[int, 
 
 
 # -- channels that can only be removed together ---------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights that write a set: output channels are rows of a convolution's, columns of x @ w."""
+
+    name: str
+    in_columns: bool
+
+
 @dataclass(slots=True)
 class Channels:
     """The sets of channels of a graph: their sizes, which are tied, and which must stay.
 
     Tied sets, which lose the same channels, form a tree: `parents` maps a set to the set to which
-    it was tied (union-find). `weights` holds the weights that write each set, `segments` the
-    channels of each tensor.
+    it was tied (union-find). `unprunable` sets lose no channel. `weights` holds the weights that
+    write each set, and `segments` the channels of each tensor.
     """
 
     graph: Graph
     sizes: dict[str, int] = field(default_factory=dict)
     parents: dict[str, str] = field(default_factory=dict)
-    fixed: set[str] = field(default_factory=set)
-    weights: dict[str, list[str]] = field(default_factory=dict)
+    unprunable: set[str] = field(default_factory=set)
+    weights: dict[str, list[LayerWeights]] = field(default_factory=dict)
     segments: dict[str, Segments] = field(default_factory=dict)
 
     def root(self, name: str) -> str:
@@ -93,24 +101,24 @@ class Channels:
             name = self.parents[name]
         return name
 
-    def new(self, name: str, size: int) -> Segments:
-        """Begin a set."""
+    def new_set(self, name: str, size: int) -> Segments:
+        """Add a set of channels, and return it as the segments of a tensor."""
         self.sizes[name] = size
         return ((name, 1),)
 
-    def begin(self, names: Sequence[str]) -> None:
-        """Begin a set for each of some tensors, whose channels may not be removed."""
+    def add_unprunable(self, names: Sequence[str]) -> None:
+        """Add a set for each of some tensors, whose channels may not be removed."""
         for name in names:
             if len(self.graph.types[name].shape) > 1:
-                self.segments[name] = self.new(name, self.graph.types[name].shape[1])
-                self.stop(name)
+                self.segments[name] = self.new_set(name, self.graph.types[name].shape[1])
+                self.keep_channels(name)
 
-    def stop(self, *names: str) -> None:
+    def keep_channels(self, *names: str) -> None:
         """Keep all channels of some tensors."""
         for name in names:
-            self.fixed.update(key for key, _ in self.segments.get(name, ()))
+            self.unprunable.update(key for key, _ in self.segments.get(name, ()))
 
-    def count(self, segments: Segments) -> int:
+    def channel_count(self, segments: Segments) -> int:
         """Return how many channels segments have."""
         return sum(self.sizes[key] * repeats for key, repeats in segments)
 
@@ -119,39 +127,40 @@ class Channels:
 
         (a, 1), (b, 1) of 64 and 32 channels cannot be tied to one set of 96.
         """
-        cuts = [[(self.sizes[k], n) for k, n in s] for s in (segments, other_segments)]
-        if cuts[0] != cuts[1]:
+        sizes = [(self.sizes[key], repeats) for key, repeats in segments]
+        other_sizes = [(self.sizes[key], repeats) for key, repeats in other_segments]
+        if sizes != other_sizes:
             return False
-        for (a, _), (b, _) in zip(segments, other_segments, strict=True):
-            root = self.root(a)
-            other_root = self.root(b)
+        for (key, _), (other_key, _) in zip(segments, other_segments, strict=True):
+            root = self.root(key)
+            other_root = self.root(other_key)
             if root != other_root:
                 self.parents[other_root] = root
         return True
 
-    def sets(self) -> dict[str, list[str]]:
+    def prunable_sets(self) -> dict[str, list[LayerWeights]]:
         """Return the weights that write each group of tied sets which may lose channels."""
-        stay = {self.root(name) for name in self.fixed}
-        weights_of_sets: dict[str, list[str]] = {}
-        for key, names in self.weights.items():
-            if self.root(key) not in stay:
-                weights_of_sets.setdefault(self.root(key), []).extend(names)
+        unprunable_roots = {self.root(name) for name in self.unprunable}
+        weights_of_sets: dict[str, list[LayerWeights]] = {}
+        for key, weights in self.weights.items():
+            if self.root(key) not in unprunable_roots:
+                weights_of_sets.setdefault(self.root(key), []).extend(weights)
         return weights_of_sets
 
 
 def channels_of(graph: Graph) -> Channels:
     """Return the sets of a graph's channels."""
     channels = Channels(graph)
-    channels.begin(graph.inputs)
+    channels.add_unprunable(graph.inputs)
     for node in graph.nodes:
         segments = _written_channels(channels, node)
         # a node that cannot be followed needs all channels it reads, and its outputs are new sets
         if segments is None:
-            channels.stop(*node.inputs)
-            channels.begin(node.outputs)
+            channels.keep_channels(*node.inputs)
+            channels.add_unprunable(node.outputs)
         else:
             channels.segments[node.output] = segments
-    channels.stop(*graph.outputs)
+    channels.keep_channels(*graph.outputs)
     return channels
 
 
@@ -160,21 +169,26 @@ def _written_channels(channels: Channels, node: Node) -> Segments | None:
     graph = channels.graph
     x = node.inputs[0]
     segments = channels.segments.get(x)
-    fixed = all(name in graph.constants for name in node.inputs[1:])
+    has_constant_operands = all(name in graph.constants for name in node.inputs[1:])
     if segments is None or len(node.outputs) > 1:
         return None
-    if node.op in LAYERS and fixed:
+    if node.op in LAYERS and has_constant_operands:
         return _layer_channels(channels, node, segments)
-    if node.op in FOLLOWED and fixed:
+    if node.op in CHANNEL_WISE and has_constant_operands:
         return segments
     if node.op == "reshape":
-        repeats = math.prod(graph.types[x].shape[2:])
-        return tuple((key, n * repeats) for key, n in segments) if _flattens(graph, node) else None
-    if node.op == "concat" and node.attr("axis", 0) % len(graph.types[x].shape) == 1:
-        parts = [channels.segments.get(name) for name in node.inputs]
-        if not all(parts):
+        if not _flattens(graph, node):
             return None
-        return tuple(segment for part_segments in parts for segment in part_segments or ())
+        pixels = math.prod(graph.types[x].shape[2:])
+        return tuple((key, repeats * pixels) for key, repeats in segments)
+    if node.op == "concat" and node.attr("axis", 0) % len(graph.types[x].shape) == 1:
+        joined: list[tuple[str, int]] = []
+        for name in node.inputs:
+            input_segments = channels.segments.get(name)
+            if not input_segments:
+                return None
+            joined += input_segments
+        return tuple(joined)
     return _elementwise_channels(channels, node, segments)
 
 
@@ -194,7 +208,7 @@ def _layer_channels(channels: Channels, node: Node, x_segments: Segments) -> Seg
     if len(shape) != (4 if is_convolution else 2) or node.attr("trans_a", False):
         return None
     is_depthwise = node.op == "depthwise_conv2d" or (groups > 1 and shape[1] == 1)
-    if is_convolution and is_depthwise and shape[0] == channels.count(x_segments):
+    if is_convolution and is_depthwise and shape[0] == channels.channel_count(x_segments):
         # its channels go with those of its input; its own weights do not count for the score
         for key, _ in x_segments:
             channels.weights.setdefault(key, [])
@@ -202,10 +216,9 @@ def _layer_channels(channels: Channels, node: Node, x_segments: Segments) -> Seg
     if groups > 1:
         return None
     output_rows = is_convolution or bool(node.attr("trans_b", False))
-    segments = channels.new(node.output, shape[0] if output_rows else shape[1])
-    # scores are of output channels: rows of a convolution's weights, columns of a product's
-    name = weight if output_rows else f"{weight}/columns"
-    channels.weights.setdefault(node.output, []).append(name)
+    segments = channels.new_set(node.output, shape[0] if output_rows else shape[1])
+    layer_weights = LayerWeights(weight, in_columns=not output_rows)
+    channels.weights.setdefault(node.output, []).append(layer_weights)
     return segments
 
 
@@ -257,20 +270,21 @@ def prune(
 ) -> Pruned:
     """Return the graph without the channels of least score, the same share of each set.
 
-    `keep` names nodes whose channels all stay. Raises `InputError` for a ratio outside 0..1, a
-    name that is not a node's, or weights that are not finite.
+    `keep` names nodes whose channels all stay. Raises `InputError` for a ratio outside 0..1, for a
+    name in `keep` that no node has, and for weights that are not finite.
     """
     names = {node.name for node in graph.nodes}
     if keep - names:
         raise InputError(f"{graph.name}: layers of the graph", str(sorted(keep - names)), "check")
     channels = channels_of(graph)
-    channels.fixed.update(graph.node(name).output for name in keep)
+    channels.unprunable.update(graph.node(name).output for name in keep)
     removed: dict[str, tuple[int, ...]] = {}
-    for key, names_of in channels.sets().items():
-        if names_of:  # tied layers: their scores are added, channel by channel
-            total = np.sum([balanced_scores(_rows(graph, name)) for name in names_of], axis=0)
-            removed[key] = lowest(total, ratio, aligned=aligned)
-    removed = {key: places for key, places in removed.items() if places}
+    for key, set_weights in channels.prunable_sets().items():
+        if set_weights:  # tied layers: their scores are added, channel by channel
+            scores = [balanced_scores(_channel_rows(graph, weights)) for weights in set_weights]
+            lowest_channels = lowest(np.sum(scores, axis=0), ratio, aligned=aligned)
+            if lowest_channels:
+                removed[key] = lowest_channels
     return Pruned(
         _changed_graph(channels, removed, np.compress),
         _changed_graph(channels, removed, _masked),
@@ -278,31 +292,30 @@ def prune(
     )
 
 
-def _rows(graph: Graph, name: str) -> Values:
-    """Return weights with output channels along axis 0; "name/columns" has them along axis 1."""
-    weight, _, columns = name.partition("/")
-    array = graph.constants[weight].array()
-    return array.T if columns else array
+def _channel_rows(graph: Graph, weights: LayerWeights) -> Values:
+    """Return weights with a row for each output channel."""
+    array = graph.constants[weights.name].array()
+    return array.T if weights.in_columns else array
 
 
 def _staying(channels: Channels, removed: Removed, segments: Segments) -> Values:
     """Return True for each channel of segments that stays."""
-    parts = []
+    masks = []
     for key, repeats in segments:
-        stay = np.ones(channels.sizes[key], bool)
-        stay[list(removed.get(channels.root(key), ()))] = False
-        parts.append(np.repeat(stay, repeats))
-    return np.concatenate(parts)
+        stays = np.ones(channels.sizes[key], bool)
+        stays[list(removed.get(channels.root(key), ()))] = False
+        masks.append(np.repeat(stays, repeats))
+    return np.concatenate(masks)
 
 
-def _masked(keep: Values, array: Values, axis: int) -> Values:
+def _masked(stays: Values, array: Values, axis: int) -> Values:
     """Return an array with zeros for the removed channels along an axis.
 
     The arguments are those of `np.compress`, which leaves these channels out instead.
     """
-    sides = [1] * array.ndim
-    sides[axis] = len(keep)
-    return array * keep.reshape(sides)
+    shape = [1] * array.ndim
+    shape[axis] = len(stays)
+    return array * stays.reshape(shape)
 
 
 def _changed_constants(
@@ -311,9 +324,13 @@ def _changed_constants(
     """Return the constants of a node that change as channels are removed, by input number."""
     graph = channels.graph
     arrays = dict[int, Values]()
-    ends = [channels.segments.get(name) for name in (node.inputs[0], node.output)]
-    x, y = (_staying(channels, removed, segments) if segments else None for segments in ends)
-    if x is None or y is None or (x.all() and y.all()):
+    x_segments = channels.segments.get(node.inputs[0])
+    y_segments = channels.segments.get(node.output)
+    if not x_segments or not y_segments:
+        return arrays
+    x_stays = _staying(channels, removed, x_segments)
+    y_stays = _staying(channels, removed, y_segments)
+    if x_stays.all() and y_stays.all():
         return arrays
     # weights of a product have output channels in columns, unless they are stored transposed
     outputs_in_columns = node.op in ("matmul", "gemm") and not node.attr("trans_b", False)
@@ -322,12 +339,12 @@ def _changed_constants(
             continue
         array = graph.constants[name].array()
         if node.op in LAYERS and place == 1:
-            array = change(y, array, 1 if outputs_in_columns else 0)
+            array = change(y_stays, array, 1 if outputs_in_columns else 0)
             if node.op != "depthwise_conv2d" and node.attr("groups", 1) == 1:
-                array = change(x, array, 0 if outputs_in_columns else 1)
+                array = change(x_stays, array, 0 if outputs_in_columns else 1)
         # a bias, a norm's vector, or a factor (c, 1, 1): one number for each channel
-        elif array.size == len(y) and array.size > 1:
-            array = change(y, array, array.shape.index(len(y)))
+        elif array.size == len(y_stays) and array.size > 1:
+            array = change(y_stays, array, array.shape.index(len(y_stays)))
         arrays[place] = array
     return arrays
 
@@ -342,14 +359,14 @@ def _changed_graph(channels: Channels, removed: Removed, change: Change) -> Grap
         for place, array in _changed_constants(channels, removed, node, change).items():
             kind = replace(graph.constants[inputs[place]].type, shape=array.shape)
             inputs[place] = draft.add(Constant(kind, array), f"{inputs[place]}_pruned")
-        x = draft.types[inputs[0]].shape
+        x_shape = draft.types[inputs[0]].shape
         if node.op == "reshape" and _flattens(graph, node):
             # its rows have become shorter
-            attrs["shape"] = (x[0], math.prod(x[1:]))
+            attrs["shape"] = (x_shape[0], math.prod(x_shape[1:]))
         if node.op == "conv2d" and node.attr("groups", 1) > 1:
             # one group a channel: fewer channels are fewer groups
             is_depthwise = graph.types[node.inputs[1]].shape[1] == 1
-            attrs["groups"] = x[1] if is_depthwise else node.attr("groups")
+            attrs["groups"] = x_shape[1] if is_depthwise else node.attr("groups")
         kinds = infer(node.op, [draft.types[name] for name in inputs], attrs)
         draft.put(replace(node, inputs=tuple(inputs), attrs=attrs), *kinds)
     return draft.finish()

@@ -50,9 +50,11 @@ def made_ready(graph: Graph, plan: Plan) -> Graph:
     """
 
     def compute_constant(draft: Draft, node: Node) -> bool:
+        """Compute a node of constants, unless it makes floats of whole numbers."""
         return node.op != "dequantise" and simplify.fold_constants(draft, node)
 
     def fold_norm(draft: Draft, node: Node) -> bool:
+        """Fold a batch norm into its convolution unless the plan excludes that."""
         conv = draft.maker(node.inputs[0])
         excluded = conv is not None and conv.name in plan.unfolded
         return not excluded and images.into_convolution(draft, node)
@@ -124,7 +126,11 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
     feeds = feeds[: plan.batches]
     graph = made_ready(graph, plan)
     # plans are found before balancing, which changes what layers read but not their names
-    plans = {n.name: p for n in layers_of(graph) if (p := plan.of(n)) is not None}
+    plans = {}
+    for node in layers_of(graph):
+        layer_plan = plan.of(node)
+        if layer_plan is not None:
+            plans[node.name] = layer_plan
     if not plans:
         remedy = "skip fewer, or give a model whose layers compute in floating point"
         raise InputError(f"{graph.name}: a layer to quantise", "none", remedy)
@@ -157,12 +163,12 @@ def _scales_of_layers(
         scale = input_scales[key]
         layers.append(
             LayerScales(
-                node.name,
-                scale.scale,
-                scale.offset,
-                _weight_scales(node, graph, plan, scale.scale),
-                plan.bits,
-                plan.weight_bits,
+                name=node.name,
+                scale=scale.scale,
+                offset=scale.offset,
+                weight_scales=_weight_scales(node, graph, plan, scale.scale),
+                bits=plan.bits,
+                weight_bits=plan.weight_bits,
                 shared=node.name in beside_additions and all(covers(scale, v) for v in values[x]),
             )
         )
@@ -222,25 +228,24 @@ def fitting(
     `largest` are the largest |w| of each channel. A bias b is added to sums of products, so it is
     written in steps of those: b / (input_scale x weight scale) must not leave int32.
     """
-    scales = np.asarray(scales, np.float64).copy()
+    corrected = np.asarray(scales, np.float64).copy()
     # Below 1.2e-7 the rule writes the scale 1, which is right for zeros only.
     tiny = (largest > 0) & (largest / integer_range(bits)[1] < EPSILON)
-    scales[tiny] = np.maximum(largest[tiny] / integer_range(bits)[1], 1e-30)
-    if bias is None:
-        # through fp32, the format of scales in files and on the chip
-        return scales.astype(np.float32).astype(np.float64)
-    bias_size = np.abs(bias.astype(np.float64))
-    if len(scales) == len(bias_size):
-        # A channel of zero weights has only its bias, which determines its steps.
-        idle = (largest == 0) & (bias_size > 0)
-        scales = np.where(idle, bias_size / (input_scale * IDLE_STEPS), scales)
-        scales = np.maximum(scales, bias_size / (input_scale * BIAS_STEPS))
-    elif not largest.any():
-        largest_bias = max(float(bias_size.max(initial=0.0)), EPSILON)
-        scales = np.full(1, largest_bias / (input_scale * IDLE_STEPS))
-    # A scale of many channels is not widened for the bias of one, as the others would lose
-    # precision: a bias that does not fit then stays in floats.
-    return scales.astype(np.float32).astype(np.float64)
+    corrected[tiny] = np.maximum(largest[tiny] / integer_range(bits)[1], 1e-30)
+    if bias is not None:
+        bias_size = np.abs(bias.astype(np.float64))
+        if len(corrected) == len(bias_size):
+            # A channel of zero weights has only its bias, which determines its steps.
+            only_bias = (largest == 0) & (bias_size > 0)
+            corrected[only_bias] = bias_size[only_bias] / (input_scale * IDLE_STEPS)
+            corrected = np.maximum(corrected, bias_size / (input_scale * BIAS_STEPS))
+        elif not largest.any():
+            largest_bias = max(float(bias_size.max(initial=0.0)), EPSILON)
+            corrected = np.full(1, largest_bias / (input_scale * IDLE_STEPS))
+        # A scale of many channels is not widened for the bias of one, as the others would lose
+        # precision: a bias that does not fit then stays in floats.
+    # through fp32, the format of scales in files and on the chip
+    return corrected.astype(np.float32).astype(np.float64)
 
 
 # -- scales that are known ------------------------------------------------------------------------
@@ -287,4 +292,6 @@ def output_error(graph: Graph, approximate: Graph, feeds: Feeds) -> float:
             exact = narrow_exact.astype(np.float64)
             noise += float(np.sum((output - exact) ** 2))
             total += float(np.sum(exact**2))
-    return float(np.sqrt(noise / total)) if total else 0.0 if not noise else float("inf")
+    if total:
+        return float(np.sqrt(noise / total))
+    return float("inf") if noise else 0.0

@@ -56,13 +56,13 @@ def parse_records(text: str, where: str = "record file") -> tuple[LayerScales, .
         # `dst_type` is for both, unless activations and weights have types of their own
         common_type = value.get("dst_type", "INT8")
         layers[name] = LayerScales(
-            name,
-            value["scale_d"],
-            value.get("offset_d", 0),
-            tuple(value["scale_w"]),
-            _WIDTHS[value.get("act_type", common_type)],
-            _WIDTHS[value.get("wts_type", common_type)],
-            tuple(value.get("tensor_balance_factor", ())),
+            name=name,
+            scale=value["scale_d"],
+            offset=value.get("offset_d", 0),
+            weight_scales=tuple(value["scale_w"]),
+            bits=_WIDTHS[value.get("act_type", common_type)],
+            weight_bits=_WIDTHS[value.get("wts_type", common_type)],
+            balance=tuple(value.get("tensor_balance_factor", ())),
         )
     return tuple(layers.values())
 

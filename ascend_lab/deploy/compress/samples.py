@@ -1,7 +1,7 @@
 """Cuts samples of a model's inputs into feeds along the axis of the batch.
 
 A feed is the arrays of all inputs for one run. A model may leave sizes open:
-("batch", 3, 224, 224). Which open size is the batch?
+("batch", 3, 224, 224). An open size is taken for the batch under these rules:
 
 - It has a name such as "batch", or is the first size of some input.
 - It occurs at most once in any input: the n of a mask (n, n) is not a batch, and the mask is not
@@ -48,6 +48,7 @@ def batch_of(inputs: Mapping[str, Sizes], outputs: Sequence[Sizes | None]) -> Ba
 
     # by name first, then by standing first in an input, then by the number of inputs that have it
     def rank(symbol: str) -> tuple[bool, bool, int]:
+        """Return how likely a symbol is the batch: by name, as a first size, by uses."""
         axes = [axis for _, axis in places[symbol]]
         return BATCH_NAME.fullmatch(symbol) is not None, 0 in axes, len(axes)
 
@@ -92,7 +93,9 @@ def feeds_of(
         raise InputError(f"{flag}: as many of each input", got, "give every sample all inputs")
     feed_counts = {
         len(blocks) for name, blocks in parts.items() if len(blocks) > 1 or name in counts
-    } or {1}
+    }
+    if not feed_counts:  # no input has the batch, and each is given once: a single feed
+        feed_counts = {1}
     if len(feed_counts) != 1 or 0 in feed_counts:
         got = ", ".join(f"{name}: {len(blocks)}" for name, blocks in parts.items())
         needed = f"{flag}: as many whole batches of each input, at least one"

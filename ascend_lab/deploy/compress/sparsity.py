@@ -22,10 +22,11 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip, load_chip
 
 GROUP = 4
+"""Number of weights in a group."""
 KEPT = 2
-"""Number of weights in a group, and how many of them are kept."""
+"""Number of weights in a group that are kept."""
 LEAST_CHANNELS = 3
-"""Layers of fewer input channels are left alone."""
+"""Layers of fewer input channels are not made sparse."""
 LAYERS = {"conv2d": 1, "matmul": 0, "gemm": 0}
 """Operators that can be sparse, and the axis of their weights along which input channels lie."""
 CHIPS = ("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910C")

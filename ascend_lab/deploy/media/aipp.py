@@ -115,17 +115,7 @@ def check_aipp(settings: Aipp, chip: Chip | None = None) -> Aipp:
             settings.scaled,
             settings.crop[2:] if settings.crop else (settings.width, settings.height),
         )
-    for name, size in zip(("top", "bottom", "left", "right"), settings.padding, strict=True):
-        _check_range(f"{name}_padding_size", size, PADDING_RANGE)
-    # On Ascend310 a frame of 1070 pixels with 8 + 8 pixels of padding is too wide: 1086 > 1080.
-    max_width = (
-        MAX_PADDED_WIDTH
-        if chip is not None and chip.family in CHIPS_WITH_NARROW_PADDING
-        else MAX_WIDTH
-    )
-    if any(settings.padding) and settings.size[0] > max_width:
-        needed = f"a padded width of at most {max_width}{f' on {chip.name}' if chip else ''}"
-        raise InputError(needed, str(settings.size[0]), "pad or crop less")
+    _check_padding(settings, chip)
     for key, values, limits in (
         ("mean", settings.mean, BYTE_RANGE),
         ("min", settings.minimum, MINIMUM_RANGE),
@@ -135,6 +125,19 @@ def check_aipp(settings: Aipp, chip: Chip | None = None) -> Aipp:
             _check_range(f"{key}_chn_{i}", value, limits)
     _check_range("padding_value", settings.padding_value, FP16_RANGE)
     return settings
+
+
+def _check_padding(settings: Aipp, chip: Chip | None) -> None:
+    """Raise `InputError` if an edge is padded too much, or the padded frame is too wide."""
+    for name, size in zip(("top", "bottom", "left", "right"), settings.padding, strict=True):
+        _check_range(f"{name}_padding_size", size, PADDING_RANGE)
+    # On Ascend310 a frame of 1070 pixels with 8 + 8 pixels of padding is too wide: 1086 > 1080.
+    max_width = MAX_WIDTH
+    if chip is not None and chip.family in CHIPS_WITH_NARROW_PADDING:
+        max_width = MAX_PADDED_WIDTH
+    if any(settings.padding) and settings.size[0] > max_width:
+        needed = f"a padded width of at most {max_width}{f' on {chip.name}' if chip else ''}"
+        raise InputError(needed, str(settings.size[0]), "pad or crop less")
 
 
 def _check_range(key: str, value: float, limits: Range) -> None:

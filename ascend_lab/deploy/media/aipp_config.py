@@ -2,11 +2,10 @@
 
     aipp_op { aipp_mode: static  input_format: YUV420SP_U8  crop: true  crop_size_w: 224 ... }
 
-A missing key has the default of the published template. The colour matrix of that template gives
-blue, green and red in this order; for YUV420SP_U8 it also fills in the missing entries of a
-matrix. Sizes of
-crop and padding are ignored without `crop: true` or `padding: true`. Keys that the documents call
-reserved are accepted with their default only.
+A missing key has the default of the published template. Missing entries of the colour matrix are
+those of narrow BT.601: from YUV420SP_U8 to blue, green and red in this order, as in the template,
+and from the other formats to YUV. Sizes of crop and padding are ignored without `crop: true` or
+`padding: true`. Keys that the documents call reserved are accepted with their default only.
 
 Source: CANN, AIPP, config_file_template and crop_padding_config; GE, insert_op.proto, aipp_op.cc.
 """
@@ -186,10 +185,13 @@ def _conversion(values: dict[str, Any]) -> Csc:
     """Return the colour conversion of a file, with missing entries from narrow BT.601."""
     # As in the template: from YUV the rows are blue, green, red; other formats become YUV.
     target = "BGR" if values["input_format"] == "YUV420SP_U8" else "YUV"
-    default_matrix = csc_of("601 narrow", target).matrix
-    rows = tuple(
-        tuple(n if values[key] is None else values[key] for n, key in zip(*pair, strict=True))
-        for pair in zip(default_matrix, _MATRIX, strict=True)
-    )
-    biases = (tuple(values[f"{side}_bias_{i}"] for i in range(3)) for side in ("input", "output"))
-    return Csc(rows, *biases)  # type: ignore[arg-type]
+    rows = []
+    for keys, defaults in zip(_MATRIX, csc_of("601 narrow", target).matrix, strict=True):
+        row = [
+            default if values[key] is None else values[key]
+            for key, default in zip(keys, defaults, strict=True)
+        ]
+        rows.append(tuple(row))
+    in_bias = tuple(values[f"input_bias_{i}"] for i in range(3))
+    out_bias = tuple(values[f"output_bias_{i}"] for i in range(3))
+    return Csc(tuple(rows), in_bias, out_bias)  # type: ignore[arg-type]

@@ -82,11 +82,9 @@ def _pack_image(settings: Aipp) -> bytes:
     crop = settings.crop or (0, 0, 0, 0)
     scaled = settings.scaled or (0, 0)
     # A resize also states its input size, which is that of the crop if there is one.
-    source = (
-        (crop[2:] if settings.crop else (settings.width, settings.height))
-        if settings.scaled
-        else (0, 0)
-    )
+    source = (0, 0)
+    if settings.scaled:
+        source = crop[2:] if settings.crop else (settings.width, settings.height)
     no_rotation = 0
     switches = (
         settings.crop is not None,

@@ -32,6 +32,7 @@ def kernel_data(kernel: Kernel) -> dict[str, Any]:
 
 
 def _buffer_data(buffer: Buffer) -> list[Any]:
+    """Return a buffer as plain data."""
     # The memory is left out, as the AI CPU reads and writes global memory only.
     return [buffer.name, buffer.dtype, buffer.elements]
 

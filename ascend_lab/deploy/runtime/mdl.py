@@ -181,6 +181,7 @@ def _getters(attribute: str) -> tuple[Callable[[Desc, int], Any], ...]:
     """Return two functions that get an attribute of an input and of an output by its index."""
 
     def get_attribute(side: str, desc: Desc, index: int) -> Any:
+        """Return an attribute of one input or output of a model."""
         tensors = _tensors_of(desc, side)
         need(0 <= index < len(tensors), f"an {side} from 0 to {len(tensors) - 1}", repr(index))
         return getattr(tensors[index], attribute)
@@ -257,6 +258,7 @@ def _issue(proc: Process, model: Model, inputs: Dataset, outputs: Dataset, strea
     input_copies: list[Bytes] = []
 
     def begin() -> None:
+        """Copy the inputs, and fill the outputs with NaN."""
         # The model uses its inputs as they are at its start; later changes have no effect.
         input_copies.extend(memory.copy() for memory in input_memory)
         for memory in output_memory:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from ascend_lab.deploy.runtime.kernel_data import kernel_of
 from ascend_lab.errors import ChipError, InputError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.operators.ops.formats import numpy_type
-
-if TYPE_CHECKING:
-    pass
 
 BUFFER_BYTES = 2**31
 """Largest tensor of a kernel."""

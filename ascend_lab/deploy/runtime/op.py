@@ -126,18 +126,17 @@ def call(
     # Attributes with default values are left out: axis=1 and no axis may be the same operator.
     key = name, operand_types, repr(sorted(draft.given_attrs(name, attrs).items())), chip
     compiled, rows = _CACHE.get(key, lambda: _compile(name, operand_types, attrs, chip))
-    types = [compiled.graph.types[value] for value in compiled.graph.outputs]
     # The results are returned at once and filled when the stream has carried out the operator.
-    results = tuple(np.empty(kind.shape, numpy_type(kind.dtype)) for kind in types)
-    for result in results:
-        result.reshape(-1).view(np.uint8)[:] = POISON
+    results = _unfilled_results(compiled)
     operand_copies: list[Values] = []
 
     def copy_operands() -> None:
+        """Copy the operands."""
         # Operands are read at the start, when an earlier operator may have filled them.
         operand_copies.extend(map(np.copy, operands))
 
     def compute() -> None:
+        """Compute the operator, and write its results."""
         values = run_tasks(compiled, dict(zip(compiled.graph.inputs, operand_copies, strict=True)))
         for result, value in zip(results, compiled.graph.outputs, strict=True):
             result[...] = values[value]
@@ -152,6 +151,15 @@ def call(
         if stream is None:
             proc.clock.drain(target_stream)
     return results if len(results) > 1 else results[0]
+
+
+def _unfilled_results(compiled: Compiled) -> tuple[Values, ...]:
+    """Return arrays for the outputs of an operator, whose bytes are those of NaN."""
+    types = [compiled.graph.types[value] for value in compiled.graph.outputs]
+    results = tuple(np.empty(kind.shape, numpy_type(kind.dtype)) for kind in types)
+    for result in results:
+        result.reshape(-1).view(np.uint8)[:] = POISON
+    return results
 
 
 def _compile(name: str, operand_types: Sequence[Any], attrs: Any, chip: Any) -> Compiled:

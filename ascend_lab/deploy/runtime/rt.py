@@ -341,6 +341,7 @@ def _copy(stream: Stream, dst: Any, dest_max: int, src: Any, size_bytes: int, ki
     source_bytes: list[Bytes] = []
 
     def begin() -> None:
+        """Copy the source, and fill the target with NaN."""
         # The copy transfers the bytes that the source has at its start.
         source_bytes.append(source.copy())
         target[:] = p.POISON
@@ -418,6 +419,7 @@ def launch_callback(
     need(block in (NO_BLOCK, BLOCK), "0 (no block) or 1 (block)", repr(block))
 
     def call() -> None:
+        """Call the user's function."""
         # While this is set, calls that wait or allocate raise an error: see `process`.
         proc.in_callback = True
         try:
@@ -426,6 +428,7 @@ def launch_callback(
             proc.in_callback = False
 
     def is_served() -> bool | None:
+        """Tell whether another thread serves the stream; None without a thread."""
         # Evaluated when the stream is there: a thread may subscribe after the call was issued.
         return None if handle.thread is None else handle.thread != threading.get_ident()
 

@@ -274,12 +274,14 @@ class Streams:
         self._unserved_streams.clear()
 
     def _pop(self, stream: Hashable) -> None:
+        """Remove the first task of a stream."""
         queue = self._queues[stream]
         queue.popleft()
         if not queue:
             del self._queues[stream]
 
     def _advance(self, stream: Hashable) -> None:
+        """Remove the first task of a stream, and let the next one begin."""
         self._pop(stream)
         if stream in self._queues:
             self._ready_streams.append(stream)
@@ -302,6 +304,7 @@ class Streams:
         """Let a stream continue `time_s` from now, and free its engine, even if `end` raises."""
 
         def finish(now_s: float, argument: None) -> None:
+            """End the task: its stream goes on, and its engine is free."""
             try:
                 if end:
                     end()
@@ -385,15 +388,14 @@ def pipeline_programs(
 
     Items are assigned to streams in turn: with 3 streams the first one has items 0, 3, 6.
     """
-    steps = (("in", "H2D", in_s), ("kernel", "AI Core", kernel_s), ("out", "D2H", out_s))
-    return tuple(
-        tuple(
-            Task(f"{name} {item}", engine, time_s)
-            for item in range(stream, items, streams)
-            for name, engine, time_s in steps
-        )
-        for stream in range(streams)
-    )
+    programs: list[list[Task]] = [[] for _ in range(streams)]
+    for item in range(items):
+        programs[item % streams] += [
+            Task(f"in {item}", "H2D", in_s),
+            Task(f"kernel {item}", "AI Core", kernel_s),
+            Task(f"out {item}", "D2H", out_s),
+        ]
+    return tuple(map(tuple, programs))
 
 
 def pipeline_s(items: int, streams: int, in_s: float, kernel_s: float, out_s: float) -> float:

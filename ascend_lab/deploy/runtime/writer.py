@@ -100,13 +100,20 @@ def compile_offline(
         "gears": gear_rows,
         "weights": weights.index,
     }
+    return pack_parts([*_shared_parts(meta, weights, kernels), *gear_parts])
+
+
+def _shared_parts(
+    meta: Mapping[str, Any], weights: _Weights, kernels: Mapping[str, int]
+) -> list[tuple[Kind, int, Sequence[Values]]]:
+    """Return the parts of a file that all its batches use: its data, weights and kernels."""
     # The keys of `kernels` are texts of JSON, in the order of their numbers.
-    shared_parts = [
+    kernel_texts = f"[{','.join(kernels)}]".encode()
+    return [
         (Kind.META, 0, _json_body(meta)),
         (Kind.WEIGHTS, 0, weights.body or _bytes_body(b"")),
-        (Kind.KERNELS, 0, _bytes_body(zlib.compress(f"[{','.join(kernels)}]".encode()))),
+        (Kind.KERNELS, 0, _bytes_body(zlib.compress(kernel_texts))),
     ]
-    return pack_parts([*shared_parts, *gear_parts])
 
 
 def _chip_data(chip: Chip) -> dict[str, Any]:

@@ -4,11 +4,14 @@ A step that reads p prompt tokens and decodes b requests with k cached tokens in
 `start_s + p prompt_token_s + b decode_s + k cached_token_s`. Every decoding request gets a token in
 each step, and the end of a prompt gives the first one. Requests are served in order of arrival.
 
-    static      a batch is read, then decoded until its longest member ends; none joins
-    prefill     prompts first whenever there is room (continuous batching; Orca, OSDI 2022)
-    select      prompts as soon as empty places have cost more than decoding requests would wait
-                (supportSelectBatch of MindIE-LLM's scheduler)
-    split       each step has a budget of tokens: decodes first, then parts of prompts (SplitFuse)
+    static      a batch is read and decoded until its longest member ends; meanwhile none joins it
+    prefill     prompts are read first whenever there is room (continuous batching; Orca, OSDI 2022)
+    select      prompts are read once empty places have cost more time than reading would cost the
+                decoding requests (supportSelectBatch of MindIE-LLM's scheduler)
+    split       each step has a budget of tokens, for decodes first, then for parts of prompts
+                (SplitFuse)
+
+A place is room for one request in a step; there are `max_batch` of them.
 
 Keys and values are stored in a `BlockCache`. When it is full, the latest requests are preempted:
 they lose their blocks, and their prompts and answers are read again later.
@@ -30,7 +33,13 @@ POLICIES = ("static", "prefill", "select", "split")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The settings of the scheduler; the defaults are those of MindIE-LLM's config.json."""
+    """The settings of the scheduler; the defaults are those of MindIE-LLM's config.json.
+
+    The cache has `blocks` of `block_tokens` tokens. A step decodes up to `max_batch` requests, or
+    reads up to `max_prefill_batch` prompts of `max_prefill_tokens` tokens together. The last two
+    settings are the costs that "select" compares: of a prompt's delay for each decoding request,
+    and of an empty place in a decoding step.
+    """
 
     policy: str = "prefill"
     blocks: int = 1024
@@ -44,7 +53,10 @@ class Engine:
 
 @dataclass(slots=True)
 class Request:
-    """A request: the tokens of prompt and answer, the produced tokens, and the cached tokens."""
+    """A request: tokens of its prompt and of its output, produced tokens, and cached tokens.
+
+    `first_s` and `end_s` are the times of its first and last token; -1 before that.
+    """
 
     arrival_s: float
     prompt: int
@@ -72,7 +84,12 @@ class Request:
 
 @dataclass(slots=True)
 class Conversation:
-    """The answered requests, and counts of the steps that served them."""
+    """The answered requests, and counts of the steps that served them.
+
+    With the policy "static", `places` counts the places of all decoding steps, and `idle_places`
+    those whose request had ended. `wasted` has, for each step, the share of used blocks without a
+    token.
+    """
 
     requests: list[Request]
     end_s: float = 0.0
@@ -154,7 +171,7 @@ class _Scheduler:
                 # A static batch keeps its size until its last member ends.
                 self.static_batch = len(reads) or self.static_batch
             decoding = [] if reads else self._grow_decoding(decoding)
-        tokens = sum(tokens for _, tokens in reads)
+        prompt_tokens = sum(tokens for _, tokens in reads)
         computed_requests = len(decoding)
         if engine.policy == "static" and decoding:
             computed_requests = self.static_batch  # ended members are still computed
@@ -165,10 +182,10 @@ class _Scheduler:
             engine.max_batch - len(decoding)
         )
         self.now_s += self.time.seconds_of(
-            tokens, computed_requests, sum(request.cached for request in decoding)
+            prompt_tokens, computed_requests, sum(request.cached for request in decoding)
         )
         log.steps += 1
-        log.prompt_tokens += tokens
+        log.prompt_tokens += prompt_tokens
         used_tokens = (engine.blocks - len(self.cache.free)) * engine.block_tokens
         # The share of used blocks that has no token.
         log.wasted.append(self.cache.wasted_tokens / used_tokens)
@@ -284,9 +301,8 @@ def converse(requests: Sequence[Request], engine: Engine, time: StepTimer) -> Co
             raise InputError(
                 "prompts and answers of at least a token", f"{request.prompt}, {request.output}"
             )
-        if (
-            size := blocks_of(request.prompt + request.output, engine.block_tokens)
-        ) > engine.blocks:
+        size = blocks_of(request.prompt + request.output, engine.block_tokens)
+        if size > engine.blocks:
             needed = f"requests of at most {engine.blocks} blocks of {engine.block_tokens} tokens"
             raise InputError(needed, str(size), "add memory")
     if not requests or min(engine.max_batch, engine.max_prefill_tokens) < 1:

@@ -153,6 +153,7 @@ def _http_protocol() -> Any:
         """The HTTP protocol with JSON answers to bytes that are not HTTP."""
 
         def send_400_response(self, msg: str) -> None:
+            """Answer a malformed request with JSON, as all other errors."""
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 text = json.dumps({"error": msg}).encode("ascii")
                 headers = [
@@ -216,6 +217,7 @@ def serve(service: Service, port: int, report_port: Callable[[int], None]) -> No
     server = uvicorn_server(guard)
 
     def stop(number: int, frame: object) -> None:
+        """Let the server finish its requests, at a second signal not even these."""
         if guard.is_stopping:
             # The second signal ends the server at once.
             server.should_exit = True

@@ -66,7 +66,8 @@ def unpacked(data: bytes, encoding: str, limit_bytes: int) -> bytes:
     # multiple of 31. Some clients send the raw data without this header.
     has_zlib_head = len(data) > 1 and data[0] & 15 == 8 and (data[0] * 256 + data[1]) % 31 == 0
     # The window bits of zlib: 31 stands for gzip, 15 for zlib's header, -15 for none.
-    bits = 31 if word == "gzip" else 15 if has_zlib_head else -15
+    deflate_bits = 15 if has_zlib_head else -15
+    bits = 31 if word == "gzip" else deflate_bits
     reader = zlib.decompressobj(bits)
     try:
         # One byte above the limit is enough to detect that the body is too large.

@@ -152,6 +152,7 @@ def open_model(
         return _runner((by_rows.get(rows) or source.imported(batch=rows)).graph, chip)
 
     def ports(types: Mapping[str, str]) -> tuple[Port, ...]:
+        """Return the inputs or outputs of the model."""
         kinds = loaded.graph.types
         return tuple(
             Port(key, element, kinds[key].shape, bool(by_rows)) for key, element in types.items()
@@ -160,13 +161,13 @@ def open_model(
     # Compiled now, so that a model that the chip cannot run raises an error at the start.
     gears = {1: _runner(loaded.graph, chip)}
     return Model(
-        name,
-        platform,
-        ports(loaded.input_types),
-        ports(loaded.output_types),
-        max_batch if by_rows else 0,
-        gear_of,
-        gears,
+        name=name,
+        platform=platform,
+        inputs=ports(loaded.input_types),
+        outputs=ports(loaded.output_types),
+        max_batch=max_batch if by_rows else 0,
+        gear_of=gear_of,
+        gears=gears,
     )
 
 

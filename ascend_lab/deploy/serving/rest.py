@@ -186,6 +186,7 @@ class Service:
         length = messages.header_bytes_of(request.headers.get(messages.LENGTH_HEADER))
 
         def read() -> Asked:
+            """Return the request that the body contains."""
             plain = messages.unpacked(body, encoding, self.body_bytes)
             return messages.read_request(plain, length, batcher.model)
 
@@ -200,6 +201,7 @@ class Service:
         answer_encoding = messages.wanted_encoding(request.headers.get("accept-encoding", ""))
 
         def write() -> tuple[bytes, dict[str, str]]:
+            """Return the body of the answer and its headers."""
             text, json_bytes = messages.written(head, asked, outputs)
             headers = {"Content-Type": "application/json"}
             if json_bytes is not None:
@@ -331,6 +333,8 @@ def _routes(service: Service, library: Any) -> list[Any]:
     """Return the routes of a service, in the types of starlette."""
 
     def route(path: str, act: Callable[[Any], Any], method: str = "GET") -> Any:
+        """Return a route whose answer is what `act` returns, or its error as JSON."""
+
         async def answer(request: Any) -> Any:
             try:
                 name = request.path_params.get("name", service.name)

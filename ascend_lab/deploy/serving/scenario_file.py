@@ -160,7 +160,15 @@ def _scenario(file: Mapping[str, Any], folder: Path) -> ScenarioFile:
         raise InputError(needed, str(max(arrivals.items)), "raise max_batch")
     # By default a tenth of the requests, in addition to the measured ones.
     warmup = run.get("warmup", requests // 10)
-    scenario = Scenario(arrivals, steps, requests, run.get("seed", 0), warmup, versions, canary)
+    scenario = Scenario(
+        arrivals=arrivals,
+        steps=steps,
+        requests=requests,
+        seed=run.get("seed", 0),
+        warmup=warmup,
+        versions=versions,
+        canary=canary,
+    )
     notes = (*_unused_key_notes(arrivals, table), *_overload(scenario))
     return ScenarioFile(scenario, timed, notes)
 
@@ -260,7 +268,8 @@ def _stated_service(table: dict[str, Any]) -> Service:
     shape = table.get("shape")
     # A sum of k exponential times has an Erlang law with shape k, so k is an integer.
     if law in ("erlang", "gamma") and (shape is None or (law == "erlang" and shape % 1)):
-        needed = f"[service] law {law} with a {'whole ' * (law == 'erlang')}shape"
+        needed_shape = "whole shape" if law == "erlang" else "shape"
+        needed = f"[service] law {law} with a {needed_shape}"
         raise InputError(needed, shown(shape), "add it")
     if not table.get("mean_s", 0.0) + table.get("per_item_s", 0.0) > 0:
         raise InputError("[service] mean_s or per_item_s above 0", "none", "add one")

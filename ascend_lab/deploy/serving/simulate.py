@@ -1,8 +1,10 @@
 """A discrete-event simulation of a server: of one model, of an ensemble, or of two versions.
 
-Arrivals, service times and levels (priorities) have separate random streams, so that two policies
-can be compared on the same requests (common random numbers). The first requests warm the
-system up and are not measured. `interval` gives the confidence interval of a mean.
+Random numbers come from separate streams: one for arrivals and the thinking times of clients, one
+for levels (priorities), one for the sizes of requests, one for a canary, and one for the service
+times of each step. So two policies can be compared on the same requests (common random numbers).
+The first requests warm the system up and are not measured. `interval` gives the confidence
+interval of a mean.
 """
 
 from collections.abc import Sequence
@@ -52,7 +54,8 @@ class Served:
     def batches(self, name: str = "") -> NDArray[np.int64]:
         """Return the sizes of the batches that a step starts once the window has begun.
 
-        The default is the first step. Batches that start after the window's end are included."""
+        The default is the first step. Batches that start after the window's end are included.
+        """
         batches = self.stations[name or next(iter(self.stations))][1]
         return np.array(batches.items, np.int64)[np.array(batches.start_s) >= self.window_s[0]]
 
@@ -155,7 +158,7 @@ class _Run:
         self.agenda = Agenda()
         total = scenario.warmup + scenario.requests
         self.total = total
-        # The first four streams are for arrivals, levels, sizes and the canary, then one a step.
+        # Arrivals and thinking, levels, sizes, the canary; then a stream for each step.
         streams = np.random.SeedSequence(scenario.seed).spawn(4 + len(scenario.steps))
         self.rng = [np.random.default_rng(stream) for stream in streams]
         # Shares 0.2, 0.3, 0.5: a random number below 0.2 gives level 0, one below 0.5 level 1.
@@ -276,13 +279,13 @@ def simulate_serving(scenario: Scenario) -> Served:
     names = [v.name for v in scenario.versions] or [step.name for step in scenario.steps]
     logs = [(station.policy, station.batches) for station in run.stations]
     return Served(
-        arrival_s[first_measured:],
-        finish_s[first_measured:],
-        np.array(run.jobs.waited_s)[first_measured:],
-        np.array(run.jobs.level)[first_measured:],
-        lost[first_measured:],
-        (start_s, end_s),
-        float(answers.sum() / (end_s - start_s)),
-        dict(zip(names, logs, strict=True)),
-        run.rollout,
+        arrival_s=arrival_s[first_measured:],
+        finish_s=finish_s[first_measured:],
+        wait_s=np.array(run.jobs.waited_s)[first_measured:],
+        level=np.array(run.jobs.level)[first_measured:],
+        lost=lost[first_measured:],
+        window_s=(start_s, end_s),
+        throughput_per_s=float(answers.sum() / (end_s - start_s)),
+        stations=dict(zip(names, logs, strict=True)),
+        rollout=run.rollout,
     )

@@ -1,8 +1,9 @@
-"""What a set of operations that run together costs: one roofline for every step of it.
+"""Computes what a set of operations that run together costs: a roofline for each of its steps.
 
-A subgraph runs on a grid of tiles of w x h. A tile takes `ceil(K / k)` steps, K the deepest sum of
-its products; an operation with a smaller grid or fewer steps sits out the rest. Each step takes
-max(compute, moved elements / bandwidth). What is made and read inside the subgraph is free.
+A subgraph runs on a grid of tiles of w x h. A tile takes `ceil(K / k)` steps, where K is the length
+of the longest sums of its products; an operation with a smaller grid or fewer steps does nothing in
+the other tiles and steps. Each step takes max(compute, moved elements / bandwidth). A tensor that
+is made and read inside the subgraph moves for free.
 
 - left factor: h x k a step; right factor: k x w; element-wise operand and result: h x w, when the
   operation runs, which is after the last step of the products before it;
@@ -35,7 +36,7 @@ from ascend_lab.lab.contest.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A tensor moved piece by piece for a grid of height x width, by an operation that uses it.
+    """A tensor that moves piece by piece, for an operation whose result is height x width.
 
     `role` is left, right, whole (a left factor held for all steps), operand or result; `shape` is
     (height, width) of the tensor; operands and results move when sums of depth `ready` are done.
@@ -68,8 +69,10 @@ class Work:
 class Group:
     """Operations in an order that respects their edges, and the slices they move.
 
-    `reads` come from outside, `writes` are results no operation inside reads, `kept` tensors lie
-    whole in fast memory. `bundles` counts the slices that are alike, `works` the operations.
+    `reads` are tensors from outside, `writes` results that no operation inside reads, and `kept`
+    tensors lie whole in fast memory. `bundles` has each slice, without its tensor's number, with
+    how many are equal to it. `works` are the operations, those that compute alike as one. `depths`,
+    `heights` and `widths` are the different lengths among these.
     """
 
     problem: Problem
@@ -88,9 +91,9 @@ class Group:
         return -(-max(self.depths) // k)
 
     def cuts(self, k: int) -> list[int]:
-        """Return the steps at which what is done in a step may change, from 0 to the end."""
-        steps = [-(-depth // k) for depth in self.depths]
-        return sorted({0, 1, *steps, *(step - 1 for step in steps)})
+        """Return the steps at which the moves or the compute may change, from 0 to the end."""
+        ends = [-(-depth // k) for depth in self.depths]
+        return sorted({0, 1, *ends, *(end - 1 for end in ends)})
 
 
 def group_of(
@@ -99,37 +102,44 @@ def group_of(
     resident: Iterable[int] = (),
     retain: Iterable[int] = (),
 ) -> Group:
-    """Return the group of some operations; ScheduleError if a retained tensor passes by it."""
+    """Return the group of some operations; ScheduleError if it cannot retain a tensor."""
     inside = set(operations)
     if not inside or not all(0 <= op < len(problem.operations) for op in inside):
         raise ScheduleError("a subgraph of operations of the problem", str(sorted(inside))[:60])
     ordered = sorted(inside, key=problem.rank.__getitem__)
     made = [tensor for op in ordered for tensor in problem.operations[op].outputs]
-    own = set(made)
+    made_set = set(made)
     used = {tensor for op in ordered for tensor in problem.operations[op].inputs}
-    reads = tuple(sorted(used - own))
+    reads = tuple(sorted(used - made_set))
     writes = tuple(tensor for tensor in made if tensor not in used)
-    resident = set(resident)
-    retain = set(retain)
-    stray = retain - set(writes) - set(reads) - resident
+    resident_set = set(resident)
+    retain_set = set(retain)
+    stray = retain_set - set(writes) - set(reads) - resident_set
     if stray:
         needed = "retained tensors that the subgraph reads, holds or leaves"
         raise ScheduleError(needed, str(sorted(stray)))
-    kept = tuple(sorted(resident | retain))
+    kept = tuple(sorted(resident_set | retain_set))
     ready = _ready(problem, ordered)
-    slices = _slices(problem, ordered, own, resident, set(kept), ready)
+    slices = _slices(problem, ordered, made_set, resident_set, set(kept), ready)
     works = _works(problem, ordered, ready)
-    alike = Counter(replace(piece, tensor=-1) for piece in slices)
-    depths = sorted({work.depth for work in works} | {work.ready for work in works})
-    sides = ({work.height for work in works}, {work.width for work in works})
-    heights, widths = (tuple(sorted(side)) for side in sides)
-    bundles = tuple(alike.items())
+    slice_counts = Counter(replace(piece, tensor=-1) for piece in slices)
+    depths = {work.depth for work in works} | {work.ready for work in works}
     return Group(
-        problem, tuple(ordered), reads, writes, kept, bundles, works, tuple(depths), heights, widths
+        problem=problem,
+        operations=tuple(ordered),
+        reads=reads,
+        writes=writes,
+        kept=kept,
+        bundles=tuple(slice_counts.items()),
+        works=works,
+        depths=tuple(sorted(depths)),
+        heights=tuple(sorted({work.height for work in works})),
+        widths=tuple(sorted({work.width for work in works})),
     )
 
 
 def _works(problem: Problem, ordered: Sequence[int], ready: dict[int, int]) -> tuple[Work, ...]:
+    """Return the operations, those that compute alike as one with the sum of their costs."""
     costs: Counter[tuple[str, int, int, int, int]] = Counter()
     for op in ordered:
         operation = problem.operations[op]
@@ -142,23 +152,23 @@ def _ready(problem: Problem, ordered: Sequence[int]) -> dict[int, int]:
     """Return for each operation the deepest sum that must be complete before its results are."""
     ready: dict[int, int] = {}
     for op in ordered:
-        before = [problem.producer.get(t, -1) for t in problem.operations[op].inputs]
-        deepest = max((ready[make] for make in before if make in ready), default=1)
-        product = problem.operations[op].kind == "MatMul"
-        ready[op] = problem.depth(op) if product else deepest
+        makers = [problem.producer.get(t, -1) for t in problem.operations[op].inputs]
+        deepest = max((ready[maker] for maker in makers if maker in ready), default=1)
+        is_product = problem.operations[op].kind == "MatMul"
+        ready[op] = problem.depth(op) if is_product else deepest
     return ready
 
 
 def _slices(
     problem: Problem,
     ordered: Sequence[int],
-    own: set[int],
+    made: set[int],
     resident: set[int],
     kept: set[int],
     ready: dict[int, int],
 ) -> tuple[Slice, ...]:
     """Return the slices that move: not those of resident tensors, nor of results that stay."""
-    found: dict[tuple[int, str], Slice] = {}
+    slices: dict[tuple[int, str], Slice] = {}
     inside = [problem.operations[op] for op in ordered]
     read = {tensor for operation in inside for tensor in operation.inputs}
     lefts = {operation.inputs[0] for operation in inside if operation.kind == "MatMul"}
@@ -166,21 +176,30 @@ def _slices(
         height, width = problem.shape(op)
         roles = ["operand"] * len(operation.inputs)
         if operation.kind == "MatMul":
-            whole = any(tensor in lefts for tensor in operation.outputs)
-            roles = ["whole" if whole else "left", "right"][: len(roles)]
-        pairs = [
+            # a product that is a left factor of another keeps its own left factor whole
+            is_left_factor = any(tensor in lefts for tensor in operation.outputs)
+            roles = ["whole" if is_left_factor else "left", "right"][: len(roles)]
+        moving = [
             (tensor, role)
             for tensor, role in zip(operation.inputs, roles, strict=True)
-            if tensor not in own and tensor not in resident
+            if tensor not in made and tensor not in resident
         ]
-        pairs += [(t, "result") for t in operation.outputs if t not in read and t not in kept]
-        for tensor, role in pairs:
+        moving += [
+            (tensor, "result")
+            for tensor in operation.outputs
+            if tensor not in read and tensor not in kept
+        ]
+        for tensor, role in moving:
             shape = (problem.heights[tensor], problem.widths[tensor])
-            old = found.get((tensor, role), Slice(tensor, role, shape, ready[op], height, width))
-            high = max(old.height, height)
-            wide = max(old.width, width)
-            found[tensor, role] = replace(old, height=high, width=wide)
-    return tuple(found.values())
+            new_slice = Slice(tensor, role, shape, ready[op], height, width)
+            known_slice = slices.get((tensor, role), new_slice)
+            # a tensor read by several operations in one role moves once, for the largest grid
+            slices[tensor, role] = replace(
+                known_slice,
+                height=max(known_slice.height, height),
+                width=max(known_slice.width, width),
+            )
+    return tuple(slices.values())
 
 
 Ints = NDArray[np.int64]
@@ -198,7 +217,7 @@ class Step:
 
 
 def working_set(
-    group: Group, granularity: tuple[Any, Any, Any], least: Callable[[Any, Any], Any] = min
+    group: Group, granularity: tuple[Any, Any, Any], minimum: Callable[[Any, Any], Any] = min
 ) -> Any:
     """Return the elements that a tile needs in fast memory at once; of many by `np.minimum`."""
     problem = group.problem
@@ -208,7 +227,7 @@ def working_set(
         height, width = piece.shape
         rows = k if piece.role == "right" else h
         columns = {"left": k, "whole": width}.get(piece.role, w)
-        total = total + count * least(rows, height) * least(columns, width)
+        total = total + count * minimum(rows, height) * minimum(columns, width)
     return total
 
 
@@ -223,8 +242,8 @@ def step_latency(problem: Problem, step: Step, resident: Iterable[int] = ()) -> 
     need = working_set(group, step.granularity)
     if need > problem.capacity:
         needed = f"a working set of at most {problem.capacity:.0f} elements"
-        what = f"{need} elements for subgraph {list(step.operations)[:8]} at {step.granularity}"
-        raise CapacityError(needed, what, "use a smaller tile")
+        got = f"{need} elements for subgraph {list(step.operations)[:8]} at {step.granularity}"
+        raise CapacityError(needed, got, "use a smaller tile")
     return grid_latency(group, step.granularity, step.order)
 
 
@@ -240,9 +259,9 @@ def schedule_latencies(problem: Problem, steps: Sequence[Step]) -> list[float]:
     latencies = []
     for number, step in enumerate(steps):
         group = group_of(problem, step.operations, resident, step.retain)
-        lost = sorted(set(group.reads) - stored - resident)
-        if lost:
-            raise ScheduleError(f"tensors {lost[:8]} in a memory before subgraph {number}")
+        missing = sorted(set(group.reads) - stored - resident)
+        if missing:
+            raise ScheduleError(f"tensors {missing[:8]} in a memory before subgraph {number}")
         latencies.append(step_latency(problem, step, resident))
         stored |= set(group.writes) - set(step.retain)
         resident = frozenset(step.retain)
@@ -259,28 +278,33 @@ def schedule_latencies(problem: Problem, steps: Sequence[Step]) -> list[float]:
 def grid_latency(
     group: Group, granularity: tuple[int, int, int], order: Sequence[int] | None = None
 ) -> float:
-    """Return the time of all steps of all tiles of a group, without a look at the capacity."""
+    """Return the time of all steps of all tiles of a group, whether or not they fit."""
     w, h, k = granularity
     tiles = _tiles(group, w, h, order)
     moves = _moves(group, tiles, k)
     works = _computed(group, tiles)
     time = 0.0
-    cuts = group.cuts(k)
-    for first, last in pairwise(cuts):
+    # all steps from one cut to the next cost the same: the first one is computed
+    for step, next_step in pairwise(group.cuts(k)):
         moved = np.zeros(len(tiles.weight))
         work = np.zeros(len(tiles.weight))
-        for (split, depth), elements in moves.items():
-            moved += elements * (_along(depth, first, k) if split else _ends(depth, first, k))
-        for (split, depth), cost in works.items():
-            share = _along(depth, first, k) / depth if split else _ends(depth, first, k)
-            work += cost * share
-        step = np.maximum(work, moved / group.problem.throughput)
-        time += float(step @ tiles.weight) * (last - first)
+        for (per_term, depth), elements in moves.items():
+            if per_term:
+                moved += elements * _terms(depth, step, k)
+            elif _ends(depth, step, k):
+                moved += elements
+        for (per_term, depth), cost in works.items():
+            if per_term:
+                work += cost * (_terms(depth, step, k) / depth)
+            elif _ends(depth, step, k):
+                work += cost
+        step_time = np.maximum(work, moved / group.problem.throughput)
+        time += float(step_time @ tiles.weight) * (next_step - step)
     return time
 
 
-def _along(depth: int, step: int, k: int) -> int:
-    """Return how much of a sum a step covers."""
+def _terms(depth: int, step: int, k: int) -> int:
+    """Return how many terms of a sum of a depth a step adds up."""
     return min(max(depth - step * k, 0), k)
 
 
@@ -291,7 +315,11 @@ def _ends(depth: int, step: int, k: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Rows and columns of tiles, how often each counts; with an order those of the tile before."""
+    """Rows and columns of tiles of h x w, and how many equal tiles each stands for.
+
+    `before` has row and column of the tile before, if there is an order. `heights_inside` and
+    `widths_inside` map a length to how much of it lies in each tile.
+    """
 
     rows: Ints
     columns: Ints
@@ -299,84 +327,108 @@ class _Tiles:
     before: tuple[Ints, Ints] | None
     h: int
     w: int
-    high: Callable[[int], Floats] = field(init=False)
-    wide: Callable[[int], Floats] = field(init=False)
-    """The part of a height, and of a width, that each tile covers."""
+    heights_inside: Callable[[int], Floats] = field(init=False)
+    widths_inside: Callable[[int], Floats] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Remember the parts asked for."""
-        object.__setattr__(self, "high", cache(partial(_extent, self.h, self.rows)))
-        object.__setattr__(self, "wide", cache(partial(_extent, self.w, self.columns)))
+        """Make both functions remember their results."""
+        object.__setattr__(self, "heights_inside", cache(partial(_extent, self.h, self.rows)))
+        object.__setattr__(self, "widths_inside", cache(partial(_extent, self.w, self.columns)))
 
 
 Parts = dict[tuple[bool, int], Floats]
-"""Vectors over tiles: (true, depth) counts for each unit of a sum, (false, depth) at its end."""
+"""Amounts by tile: those of (True, depth) arise at each of the `depth` terms of a sum, those of
+(False, depth) once, in the step in which sums of that depth end."""
 
 
 def _computed(group: Group, tiles: _Tiles) -> Parts:
-    """Return the compute of each tile: base cost times native tiles begun."""
-    wide, high = group.problem.native
-    parts = Parts()
+    """Return the compute of each tile: base cost times native tiles, a part of one as a whole."""
+    native_width, native_height = group.problem.native
+    amounts = Parts()
     for work in group.works:
-        native = np.ceil(tiles.high(work.height) / high) * np.ceil(tiles.wide(work.width) / wide)
-        split = work.kind == "MatMul"
-        key = (split, work.depth if split else work.ready)
-        parts[key] = parts.get(key, 0.0) + work.base_cost * native
-    return parts
+        native_rows = np.ceil(tiles.heights_inside(work.height) / native_height)
+        native_columns = np.ceil(tiles.widths_inside(work.width) / native_width)
+        per_term = work.kind == "MatMul"
+        key = (per_term, work.depth if per_term else work.ready)
+        amounts[key] = amounts.get(key, 0.0) + work.base_cost * (native_rows * native_columns)
+    return amounts
 
 
 def _moves(group: Group, tiles: _Tiles, k: int) -> Parts:
     """Return the elements that each tile moves."""
-    parts = Parts()
-    one = group.steps(k) == 1
+    amounts = Parts()
+    has_one_step = group.steps(k) == 1
     for piece, count in group.bundles:
         height, width = piece.shape
-        split = piece.role in ("left", "right")
-        if piece.role == "right":
-            area = tiles.wide(width)
+        per_term = piece.role in ("left", "right")
+        if piece.role == "left":  # a column of the tile's rows for each term
+            area = tiles.heights_inside(height)
+            depth = width
+        elif piece.role == "right":  # a row of the tile's columns for each term
+            area = tiles.widths_inside(width)
             depth = height
-        elif piece.role == "operand" or piece.role == "result":
-            area = tiles.high(height) * tiles.wide(width)
-            depth = piece.ready
+        elif piece.role == "whole":  # all columns of the tile's rows, in the first step
+            area = tiles.heights_inside(height) * width
+            depth = 1
         else:
-            area = tiles.high(height) * (1 if split else width)
-            depth = width if split else 1
-        present = (tiles.high(piece.height) > 0) & (tiles.wide(piece.width) > 0)
-        if tiles.before is not None and (piece.role == "whole" or (split and one)):
-            rows, columns = tiles.before  # who finds a slice of factors that the one before used
-            was = (rows >= 0) & (rows * tiles.h < piece.height) & (columns * tiles.w < piece.width)
-            same = columns == tiles.columns if piece.role == "right" else rows == tiles.rows
-            present &= ~(was & same)
-        key = (split, depth)
-        parts[key] = parts.get(key, 0.0) + count * np.where(present, area, 0.0)
-    return parts
+            area = tiles.heights_inside(height) * tiles.widths_inside(width)
+            depth = piece.ready
+        moves = (tiles.heights_inside(piece.height) > 0) & (tiles.widths_inside(piece.width) > 0)
+        if piece.role == "whole" or (per_term and has_one_step):
+            moves &= ~_found(piece, tiles)
+        key = (per_term, depth)
+        amounts[key] = amounts.get(key, 0.0) + count * np.where(moves, area, 0.0)
+    return amounts
+
+
+def _found(piece: Slice, tiles: _Tiles) -> NDArray[np.bool_]:
+    """Return for each tile whether the tile before it has loaded its slice of a factor.
+
+    That is so for a left factor in the same row of tiles, for a right one in the same column.
+    """
+    if tiles.before is None:
+        return np.zeros(len(tiles.rows), bool)
+    rows, columns = tiles.before
+    was_inside = (rows >= 0) & (rows * tiles.h < piece.height) & (columns * tiles.w < piece.width)
+    if piece.role == "right":
+        return np.asarray(was_inside & (columns == tiles.columns))
+    return np.asarray(was_inside & (rows == tiles.rows))
 
 
 def _tiles(group: Group, w: int, h: int, order: Sequence[int] | None) -> _Tiles:
     """Return the tiles in their order; without one, tiles that cost the same count as one."""
     if order is None:
-        row, row_count = _classes(group.heights, h)
-        column, column_count = _classes(group.widths, w)
-        weight = np.outer(row_count, column_count).ravel().astype(np.float64)
-        rows = np.repeat(row, len(column))
-        columns = np.tile(column, len(row))
-        return _Tiles(rows, columns, weight, None, h, w)
+        first_rows, row_counts = _classes(group.heights, h)
+        first_columns, column_counts = _classes(group.widths, w)
+        return _Tiles(
+            rows=np.repeat(first_rows, len(first_columns)),
+            columns=np.tile(first_columns, len(first_rows)),
+            weight=np.outer(row_counts, column_counts).ravel().astype(np.float64),
+            before=None,
+            h=h,
+            w=w,
+        )
     across = -(-max(group.widths) // w)
     down = -(-max(group.heights) // h)
     tiles = np.asarray(order, dtype=np.int64)
     if len(tiles) != across * down or not np.array_equal(np.sort(tiles), np.arange(len(tiles))):
-        what = f"a traversal order that names each of the {across * down} tiles once"
-        raise ScheduleError(what, f"{len(tiles)} entries")
+        needed = f"a traversal order that names each of the {across * down} tiles once"
+        raise ScheduleError(needed, f"{len(tiles)} entries")
     rows, columns = np.divmod(tiles, across)
+    # the first tile has none before it, which -1 stands for
     before = (np.append(-1, rows[:-1]), np.append(-1, columns[:-1]))
     return _Tiles(rows, columns, np.ones(len(tiles)), before, h, w)
 
 
 def _classes(lengths: Sequence[int], tile: int) -> tuple[Ints, Ints]:
-    """Cut a line of tiles where some length ends: the first tile of each part, and how many."""
+    """Divide a row of tiles where a length ends: return each part's first tile and tile count.
+
+    Tiles of 32 and lengths 64, 80: parts begin at tiles 0 and 2, with 2 tiles and 1.
+    """
     cuts = sorted({0, *(n // tile for n in lengths), *(-(-n // tile) for n in lengths)})
     return np.array(cuts[:-1]), np.diff(cuts)
 
 
 def _extent(tile: int, index: Ints, length: int) -> Floats:
+    """Return how much of a length lies in each tile, given the tiles' numbers."""
     return np.minimum(np.maximum(length - index * tile, 0), tile).astype(np.float64)

@@ -1,6 +1,7 @@
-"""The price of a group, and of what stays in fast memory between two.
+"""Finds the cheapest tile of a group of operations, and the tensors to keep between two groups.
 
-Granularities are estimated, the best few of them priced, prices remembered.
+The time of every candidate tile is estimated; for the best few it is computed exactly. `Prices`
+remembers the results.
 """
 
 import math
@@ -15,12 +16,14 @@ from ascend_lab.lab.contest.cost import Floats, Group, grid_latency, group_of, w
 from ascend_lab.lab.contest.problem import Partition, Problem, Relations, bits
 
 MAX_TILES = 20_000
+"""With more tiles, the order in which they run is not searched."""
 EXACT = 4
+"""How many of the candidates are computed exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The cheapest way found to run a group."""
+    """The cheapest way found to run a group: its time, tile (w, h, k) and order of tiles."""
 
     cost: float
     granularity: tuple[int, int, int]
@@ -30,36 +33,52 @@ class Choice:
 def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
     """Return the cheapest candidate that fits, or None when none fits.
 
-    All candidates are estimated at once; the `exact` best are priced, where a slice can stay for
-    the next tile also along rows and along columns, to and fro.
+    All candidates are estimated. The `exact` best of them are computed exactly; where a slice can
+    stay for the next tile, also in a zigzag order along rows or columns.
     """
-    wide, high = group.problem.native
-    steps = _depths([depth for depth in group.depths if depth > 1] or [1])
-    axes = _sides(group.widths, wide), _sides(group.heights, high), steps
-    w, h, k = np.ix_(*(np.array(axis, dtype=np.float64) for axis in axes))
-    fits = working_set(group, (w, h, k), np.minimum) <= group.problem.capacity
-    every = np.where(fits, _estimate(group, w, h, k), np.inf)
-    estimate = every.ravel()
-    first = np.argpartition(estimate, min(3 * exact, estimate.size - 1))[: 3 * exact]
-    first = first[np.isfinite(estimate[first])]
-    across, down, deep = np.unravel_index(first, every.shape)
-    width = w.ravel()[across]
-    height = h.ravel()[down]
-    depth = k.ravel()[deep]
-    ranked = np.lexsort((-width * height, -depth, np.round(estimate[first], 6)))[:exact]
     best: Choice | None = None
-    for index in ranked:
-        if best is not None and estimate[first[index]] > best.cost:
+    for estimate, tile in _ranked_tiles(group, exact):
+        if best is not None and estimate > best.cost:
             break
-        shape = (int(width[index]), int(height[index]), int(depth[index]))
-        for order in _orders(group, shape):
-            latency = grid_latency(group, shape, order)
+        for order in _orders(group, tile):
+            latency = grid_latency(group, tile, order)
             if best is None or latency < best.cost * (1 - 1e-12):
-                best = Choice(latency, shape, order)
+                best = Choice(latency, tile, order)
     return best
 
 
+def _ranked_tiles(group: Group, count: int) -> list[tuple[float, tuple[int, int, int]]]:
+    """Return (estimate, tile) of the `count` candidates of least estimated time, the best first.
+
+    Of equal estimates the tile with longer steps comes first, then the larger tile.
+    """
+    native_width, native_height = group.problem.native
+    axes = (
+        _sides(group.widths, native_width),
+        _sides(group.heights, native_height),
+        _depths([depth for depth in group.depths if depth > 1] or [1]),
+    )
+    # an array over all candidates (w, h, k)
+    w, h, k = np.ix_(*(np.array(axis, dtype=np.float64) for axis in axes))
+    fits = working_set(group, (w, h, k), np.minimum) <= group.problem.capacity
+    estimates = np.where(fits, _estimate(group, w, h, k), np.inf)
+    flat = estimates.ravel()
+    # some more than needed, since equal ones are ranked by their sizes
+    lowest = np.argpartition(flat, min(3 * count, flat.size - 1))[: 3 * count]
+    lowest = lowest[np.isfinite(flat[lowest])]
+    w_places, h_places, k_places = np.unravel_index(lowest, estimates.shape)
+    widths = w.ravel()[w_places]
+    heights = h.ravel()[h_places]
+    depths = k.ravel()[k_places]
+    # `lexsort` sorts by its last key first
+    ranked = np.lexsort((-widths * heights, -depths, np.round(flat[lowest], 6)))[:count]
+    return [
+        (float(flat[lowest[i]]), (int(widths[i]), int(heights[i]), int(depths[i]))) for i in ranked
+    ]
+
+
 def _orders(group: Group, shape: tuple[int, int, int]) -> list[tuple[int, ...] | None]:
+    """Return the orders of tiles to try; None stands for no order, in which no slice stays."""
     w, h, k = shape
     across = -(-max(group.widths) // w)
     down = -(-max(group.heights) // h)
@@ -71,15 +90,18 @@ def _orders(group: Group, shape: tuple[int, int, int]) -> list[tuple[int, ...] |
 
 
 def snake(across: int, down: int, by_column: bool = False) -> tuple[int, ...]:
-    """Return the tiles of a grid to and fro, along rows or along columns."""
+    """Return the tiles of a grid in zigzag order, along rows or along columns.
+
+    3 across, 2 down: 0, 1, 2, 5, 4, 3.
+    """
     grid = np.arange(across * down).reshape(down, across)
-    grid = (grid.T if by_column else grid).copy()
-    grid[1::2] = grid[1::2, ::-1]
-    return tuple(grid.ravel().tolist())
+    lines = (grid.T if by_column else grid).copy()
+    lines[1::2] = lines[1::2, ::-1]
+    return tuple(lines.ravel().tolist())
 
 
 def _sides(lengths: Sequence[int], native: int) -> list[int]:
-    """Return tile sides: the lengths, equal parts of the longest, native times or halves."""
+    """Return tile sides to try: lengths, parts of the longest, multiples and halves of native."""
     longest = max(lengths)
     sides = {*lengths, *(min(native * times, longest) for times in (1, 2, 3, 4, 6, 8))}
     sides |= {-(-longest // parts) for parts in (1, 2, 3, 4, 5, 6, 7, 8, 10)}
@@ -103,64 +125,87 @@ def _depths(depths: Sequence[int]) -> list[int]:
 
 
 def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
-    """Return about the time of every candidate: first, middle and last steps added over tiles."""
+    """Return an estimate of the time of every candidate.
+
+    A tile has a first step, middle ones and a last one, in which operands and results move. Each
+    is taken over all tiles together: max(compute, moves / bandwidth).
+    """
     steps = np.ceil(max(group.depths) / k)
-    one = steps == 1
-    wide, high = group.problem.native
-    compute = np.zeros((w.size, h.size, 1))  # native tiles begun, all tiles together
+    has_one_step = steps == 1
+    native_width, native_height = group.problem.native
+    compute = np.zeros((w.size, h.size, 1))
     for work in group.works:
-        down = work.height // h * np.ceil(h / high) + np.ceil(work.height % h / high)
-        across = work.width // w * np.ceil(w / wide) + np.ceil(work.width % w / wide)
+        down = _native_tiles(work.height, h, native_height)
+        across = _native_tiles(work.width, w, native_width)
         compute += work.base_cost * (down * across)
     compute = compute / steps
-    lefts, wholes, rights, first, last = _traffic(group)
+    lefts, wholes, rights, first_moves, last_moves = _traffic(group)
+    # tiles run along rows if there are at least as many rows of tiles as columns: then a left
+    # factor that takes one step stays for all tiles of its row
     by_row = np.ceil(max(group.heights) / h) >= np.ceil(max(group.widths) / w)
-    once, whole_once, right_once = (sum(areas.values()) for areas in (lefts, wholes, rights))
-    middle = np.where(one & by_row, once, _again(lefts, w))
-    middle = (middle + np.where(one & ~by_row, right_once, _again(rights, h))) / steps
-    begun = first + np.where(by_row, whole_once, _again(wholes, w))
-    speed = group.problem.throughput
-    begin = np.maximum(compute, (middle + begun + np.where(one, last, 0.0)) / speed)
-    end = np.where(one, 0.0, np.maximum(compute, (middle + last) / speed))
-    rest = np.maximum(compute, middle / speed) * np.maximum(steps - 2, 0)
-    return np.asarray(begin + end + rest, dtype=np.float64)
+    left_moves = np.where(has_one_step & by_row, sum(lefts.values()), _repeated(lefts, w))
+    right_moves = np.where(has_one_step & ~by_row, sum(rights.values()), _repeated(rights, h))
+    step_moves = (left_moves + right_moves) / steps
+    whole_moves = np.where(by_row, sum(wholes.values()), _repeated(wholes, w))
+    start_moves = step_moves + (first_moves + whole_moves)
+    rate = group.problem.throughput
+    # a single step is the first and the last
+    only_moves = start_moves + np.where(has_one_step, last_moves, 0.0)
+    first_time = np.maximum(compute, only_moves / rate)
+    last_time = np.where(has_one_step, 0.0, np.maximum(compute, (step_moves + last_moves) / rate))
+    middle_time = np.maximum(compute, step_moves / rate) * np.maximum(steps - 2, 0)
+    return np.asarray(first_time + last_time + middle_time, dtype=np.float64)
+
+
+def _native_tiles(length: int, side: Floats, native: int) -> Floats:
+    """Return the native tiles along a length that is cut into sides; begun ones count as whole.
+
+    A length of 100 in sides of 40, native 32: 2 + 2 + 1, the last for the remaining 20.
+    """
+    whole_sides = length // side
+    tiles: Floats = whole_sides * np.ceil(side / native) + np.ceil(length % side / native)
+    return tiles
 
 
 Areas = Mapping[int, float]
+"""Length -> elements that move again for every tile along that length."""
 
 
 def _traffic(group: Group) -> tuple[Areas, Areas, Areas, float, float]:
-    """Add up areas: of factors by the length that repeats them, of the first and the last step."""
-    roles = ("left", "whole", "right")
-    ends = [0.0, 0.0]
-    areas: dict[str, dict[int, float]] = {role: {} for role in roles}
+    """Return the areas of left, whole and right factors, and the moves of first and last steps."""
+    first_moves = 0.0
+    last_moves = 0.0
+    areas: dict[str, dict[int, float]] = {"left": {}, "whole": {}, "right": {}}
     for piece, count in group.bundles:
         area = float(count * piece.shape[0] * piece.shape[1])
         if piece.role in areas:
-            own = areas[piece.role]
+            areas_of_role = areas[piece.role]
             length = piece.height if piece.role == "right" else piece.width
-            own[length] = own.get(length, 0.0) + area
+            areas_of_role[length] = areas_of_role.get(length, 0.0) + area
+        elif piece.ready == 1:  # an operand or result that waits for no sum
+            first_moves += area
         else:
-            ends[piece.ready != 1] += area
-    return areas["left"], areas["whole"], areas["right"], ends[0], ends[1]
+            last_moves += area
+    return areas["left"], areas["whole"], areas["right"], first_moves, last_moves
 
 
-def _again(areas: Areas, side: Floats) -> Floats:
+def _repeated(areas: Areas, side: Floats) -> Floats:
     """Return the elements moved when each area moves once for every tile along a length."""
     return sum((np.ceil(length / side) * area for length, area in areas.items()), 0.0 * side)
 
 
 Kept = frozenset[int]
+"""Tensors that a group retains in fast memory for the next one."""
 NOTHING: Kept = frozenset()
 
 
 class Prices:
-    """The cheapest way to run each group asked for, found once; counts the groups.
+    """The cheapest way to run each group, searched once and remembered.
 
-    Groups whose slices and operations are alike, as in repeated layers, share one search.
-
-    A search looks at `spent` between its steps: true when the seconds or the evaluations are used
-    up. Without `seconds` the clock plays no part and results repeat exactly.
+    `asked` counts the groups that were asked for, which is what `evaluations` limits. Groups whose
+    slices and operations are alike, as in repeated layers, share one search. `spent` tells whether
+    the seconds or the evaluations are used up. Without `seconds` the clock plays no part and
+    results repeat exactly.
     """
 
     def __init__(
@@ -200,12 +245,12 @@ class Prices:
         key = (group, resident, retain)
         if key not in self._known:
             self.asked += 1
-            found = group_of(self.problem, bits(group), resident, retain)
-            room = sum(map(self.problem.size, found.kept))
-            alike = (frozenset(found.bundles), frozenset(found.works), room)
+            described = group_of(self.problem, bits(group), resident, retain)
+            kept_elements = sum(map(self.problem.size, described.kept))
+            alike = (frozenset(described.bundles), frozenset(described.works), kept_elements)
             if alike not in self._alike:
-                fits = working_set(found, (1, 1, 1)) <= self.problem.capacity
-                self._alike[alike] = best_tile(found) if fits else None
+                fits = working_set(described, (1, 1, 1)) <= self.problem.capacity
+                self._alike[alike] = best_tile(described) if fits else None
             self._known[key] = self._alike[alike]
         return self._known[key]
 
@@ -225,11 +270,14 @@ class Prices:
 
 # -- what stays in fast memory from one group to the next ------------------------------------------
 MAX_OPTIONS = 8
+"""How many operations' results are tried alone; all of them together are always tried."""
 Trail = tuple["Trail", Kept] | None
-"""What was retained so far, the latest last."""
+"""A linked list of what was retained so far: all earlier groups, then the latest one."""
 
 
-def options(prices: Prices, groups: Sequence[int], place: int, last: dict[int, int]) -> list[Kept]:
+def options(
+    prices: Prices, groups: Sequence[int], place: int, last_reads: dict[int, int]
+) -> list[Kept]:
     """Return what the group at a place may leave resident for the next: sets of whole tensors.
 
     `last` is, for each operation, the place of the last group that reads its results from outside.
@@ -239,16 +287,16 @@ def options(prices: Prices, groups: Sequence[int], place: int, last: dict[int, i
     problem = prices.problem
     relations = prices.relations
     following = groups[place + 1]
-    found = []
+    choices = []
     for op in bits(relations.ends(groups[place])[1] & relations.ends(following)[0]):
-        if last[op] > place + 1:
+        if last_reads[op] > place + 1:
             continue
         tensors = problem.operations[op].outputs
-        wanted = all(tensor in problem.consumers for tensor in tensors)
-        if wanted and sum(map(problem.size, tensors)) < problem.capacity:
-            found.append(frozenset(tensors))
-    together = frozenset[int]().union(*found)
-    return list(dict.fromkeys([NOTHING, *found[:MAX_OPTIONS], together]))
+        is_read = all(tensor in problem.consumers for tensor in tensors)
+        if is_read and sum(map(problem.size, tensors)) < problem.capacity:
+            choices.append(frozenset(tensors))
+    together = frozenset[int]().union(*choices)
+    return list(dict.fromkeys([NOTHING, *choices[:MAX_OPTIONS], together]))
 
 
 def resident_tensors(prices: Prices, groups: Sequence[int]) -> list[Kept]:
@@ -258,14 +306,14 @@ def resident_tensors(prices: Prices, groups: Sequence[int]) -> list[Kept]:
     the budget runs out nothing more is retained.
     """
     states: dict[Kept, tuple[float, Trail]] = {NOTHING: (0.0, None)}
-    last = {
+    last_reads = {
         op: place
         for place, group in enumerate(groups)
         for op in bits(prices.relations.ends(group)[0])
     }
     for place, group in enumerate(groups):
         following: dict[Kept, tuple[float, Trail]] = {}
-        for retain in options(prices, groups, place, last):
+        for retain in options(prices, groups, place, last_reads):
             for resident, (cost, trail) in states.items():
                 if (retain or resident) and prices.spent:
                     continue
@@ -274,8 +322,8 @@ def resident_tensors(prices: Prices, groups: Sequence[int]) -> list[Kept]:
                     following[retain] = (total, (trail, retain))
         states = following
     trail = states[NOTHING][1]
-    found = list[Kept]()
+    retained = list[Kept]()
     while trail is not None:
         trail, kept = trail
-        found.append(kept)
-    return found[::-1]
+        retained.append(kept)
+    return retained[::-1]

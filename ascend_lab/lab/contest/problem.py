@@ -1,6 +1,7 @@
-"""A problem of the MLSys 2026 contest, what no schedule can beat, and its sets of operations.
+"""Reads a problem of the MLSys 2026 contest: operations on matrices, a fast and a slow memory.
 
-Operations on matrices, a fast and a slow memory; the format is that of PROBLEM.md in
+`lower_bound` is a cost that no schedule can beat. `Relations` has the edges between operations as
+bit masks: 0b101 is the set of operations 0 and 2. The format is that of PROBLEM.md in
 github.com/yarongmu-google/MLSys, commit 38a2a695.
 """
 
@@ -29,7 +30,7 @@ FIELDS: dict[str, object] = {
     "slow_memory_bandwidth": AMOUNT,
     "native_granularity": [SIDE],
 }
-"""What a problem file says, and the kind of each value."""
+"""Keys of a problem file, and the kind of each value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +94,40 @@ def parse_problem(data: object) -> Problem:
     missing = [name for name in FIELDS if name not in data]
     if missing:
         raise InputError("a problem with all its fields", f"no {', '.join(missing)}", _SAMPLE)
-    found = decoded(FIELDS, {name: data[name] for name in FIELDS}, max_items=COUNT)
-    widths, heights, native = (found[name] for name in ("widths", "heights", "native_granularity"))
-    parts = [found[name] for name in ("op_types", "inputs", "outputs", "base_costs")]
+    fields = decoded(FIELDS, {name: data[name] for name in FIELDS}, max_items=COUNT)
+    widths = fields["widths"]
     lengths = {"heights": len(widths), "native_granularity": 2}
-    lengths |= dict.fromkeys(("inputs", "outputs", "base_costs"), len(parts[0]))
+    lengths |= dict.fromkeys(("inputs", "outputs", "base_costs"), len(fields["op_types"]))
     for name, length in lengths.items():
-        if len(found[name]) != length:
-            raise InputError(f"{length} entries in {name}", str(len(found[name])))
-    rows = zip(*parts, strict=True)
-    operations = tuple(Operation(kind, i, o, float(cost)) for kind, i, o, cost in rows)
+        if len(fields[name]) != length:
+            raise InputError(f"{length} entries in {name}", str(len(fields[name])))
+    columns = [fields[name] for name in ("op_types", "inputs", "outputs", "base_costs")]
+    operations = tuple(
+        Operation(kind, inputs, outputs, float(cost))
+        for kind, inputs, outputs, cost in zip(*columns, strict=True)
+    )
     for index, operation in enumerate(operations):
         _check(index, operation, len(widths))
     producer, consumers = _links(operations)
     order = _topological(operations, producer)
+    # order (2, 0, 1) gives rank (1, 2, 0): operation 0 is at place 1
     rank = tuple(sorted(range(len(order)), key=order.__getitem__))
-    sizes = float(found["fast_memory_capacity"]), float(found["slow_memory_bandwidth"]), native
-    return Problem(widths, heights, operations, *sizes, producer, consumers, order, rank)
+    return Problem(
+        widths=widths,
+        heights=fields["heights"],
+        operations=operations,
+        capacity=float(fields["fast_memory_capacity"]),
+        throughput=float(fields["slow_memory_bandwidth"]),
+        native=fields["native_granularity"],
+        producer=producer,
+        consumers=consumers,
+        order=order,
+        rank=rank,
+    )
 
 
 def _check(index: int, operation: Operation, tensors: int) -> None:
+    """Raise `InputError` for an operation with wrong numbers of tensors or unknown ones."""
     # The published example has a product of one factor; it counts as the left one.
     if operation.kind == "MatMul" and len(operation.inputs) > 2:
         needed = f"one or two tensors in inputs[{index}] (MatMul)"
@@ -125,13 +140,14 @@ def _check(index: int, operation: Operation, tensors: int) -> None:
 
 
 def _links(ops: Sequence[Operation]) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
+    """Return the operation that makes each tensor, and for each tensor those that read it."""
     producer: dict[int, int] = {}
     consumers: dict[int, list[int]] = {}
     for index, operation in enumerate(ops):
         for tensor in operation.outputs:
             if tensor in producer:
-                both = f"operations {producer[tensor]} and {index}"
-                raise InputError(f"one operation that makes tensor {tensor}", both)
+                makers = f"operations {producer[tensor]} and {index}"
+                raise InputError(f"one operation that makes tensor {tensor}", makers)
             producer[tensor] = index
         for tensor in dict.fromkeys(operation.inputs):
             consumers.setdefault(tensor, []).append(index)
@@ -154,14 +170,17 @@ def _topological(operations: Sequence[Operation], producer: dict[int, int]) -> t
 def compute_time(problem: Problem, operation: int) -> float:
     """Return base cost x native tiles of the result: the least time to compute an operation."""
     height, width = problem.shape(operation)
-    wide, high = problem.native
-    return problem.operations[operation].base_cost * (-(-width // wide) * -(-height // high))
+    native_width, native_height = problem.native
+    return problem.operations[operation].base_cost * (
+        -(-width // native_width) * -(-height // native_height)
+    )
 
 
 def lower_bound(problem: Problem) -> float:
     """Return max(all compute, inputs and results of the graph / bandwidth).
 
-    Certified: the step times of a schedule add up to at least its compute and at least its moves.
+    A step takes max(compute, moves), so the steps of a schedule together take at least the sum of
+    the compute, and at least that of the moves.
     """
     compute = sum(compute_time(problem, op) for op in range(len(problem.operations)))
     inputs = {tensor for tensor in problem.consumers if tensor not in problem.producer}
@@ -172,18 +191,18 @@ def lower_bound(problem: Problem) -> float:
 
 def _needed(problem: Problem, tensor: int) -> int:
     """Return how many elements of a tensor its readers need, where shapes do not fit exactly."""
-    most = 0
+    largest_area = 0
     for op in problem.consumers[tensor]:
         operation = problem.operations[op]
         (height, width) = problem.shape(op)
-        for place, used in enumerate(operation.inputs):
-            if used == tensor:
-                product = operation.kind == "MatMul"
-                rows = problem.depth(op) if product and place == 1 else height
-                columns = problem.depth(op) if product and place == 0 else width
+        for place, input_tensor in enumerate(operation.inputs):
+            if input_tensor == tensor:
+                is_product = operation.kind == "MatMul"
+                rows = problem.depth(op) if is_product and place == 1 else height
+                columns = problem.depth(op) if is_product and place == 0 else width
                 area = min(rows, problem.heights[tensor]) * min(columns, problem.widths[tensor])
-                most = max(most, area)
-    return most
+                largest_area = max(largest_area, area)
+    return largest_area
 
 
 def unfused_floor(problem: Problem) -> float:
@@ -200,6 +219,7 @@ def unfused_floor(problem: Problem) -> float:
 
 
 Partition = tuple[int, ...]
+"""Groups that together hold all operations, as bit masks; an operation may be in several."""
 WINDOW = 16
 """How many groups an order looks past the first that can run, for one that reads what is there."""
 
@@ -207,22 +227,24 @@ WINDOW = 16
 def bits(mask: int) -> Iterator[int]:
     """Yield the numbers of the set bits, smallest first."""
     while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
 
 
 def union(masks: Sequence[int], mask: int) -> int:
-    """Return the masks of the set bits in one."""
+    """Return the union of masks[i] over the set bits i of a mask."""
     return reduce(int.__or__, map(masks.__getitem__, bits(mask)), 0)
 
 
 class Relations:
     """The edges of a problem as bit masks over operations.
 
-    `readers` and `makers` are direct neighbours, `after` and `before` all that are reachable.
-    `touching` share a tensor; `beside` are direct neighbours and, where many operations read one
-    input, the next of them.
+    Each list has a mask for every operation: `readers` and `makers` are those that read its results
+    or make its inputs, `after` and `before` all that follow or precede on some path. `touching` are
+    all operations that share a tensor with it. `beside` is a part of these: readers, makers, and
+    where many operations read one tensor, the next and the previous reader. `results` is the mask
+    of operations whose results no other operation reads.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -256,25 +278,30 @@ class Relations:
         self.results = sum(1 << op for op, readers in enumerate(self.readers) if not readers)
         self._ends: dict[int, tuple[int, int]] = {}
 
-    def _join(self, one: int, other: int) -> None:
-        self.beside[one] |= 1 << other
-        self.beside[other] |= 1 << one
+    def _join(self, op: int, other: int) -> None:
+        """Record two operations as neighbours of each other."""
+        self.beside[op] |= 1 << other
+        self.beside[other] |= 1 << op
 
     def components(self, group: int) -> list[int]:
-        """Return the parts of a group that shared tensors join."""
+        """Return the connected parts of a group: operations that share a tensor are connected."""
         parts = []
         while group:
             part = 0
-            fresh = group & -group
-            while fresh:
-                part |= fresh
-                fresh = union(self.touching, fresh) & group & ~part
+            newest = group & -group
+            while newest:
+                part |= newest
+                newest = union(self.touching, newest) & group & ~part
             parts.append(part)
             group &= ~part
         return parts
 
     def hull(self, group: int) -> int:
-        """Return the least closed set with all paths between its operations that holds a group."""
+        """Return the least closed set of operations that holds a group.
+
+        It is closed if it has every operation on a path between two of its members, and for each
+        operation either all readers or none.
+        """
         while True:
             grown = group | (union(self.before, group) & union(self.after, group))
             for op in bits(grown):
@@ -295,30 +322,35 @@ class Relations:
         """Return the groups so that each finds its operands made, or None when that cannot be."""
         rank = self.problem.rank
         waiting = sorted(set(groups), key=lambda group: max(rank[op] for op in bits(group)))
-        found: list[int] = []
-        made = last = 0
+        ordered: list[int] = []
+        made = 0
+        last_results = 0
         while waiting:
-            chosen = looked = 0
+            # the first group that can run, or a later one that reads what the last one made
+            chosen = 0
+            looked = 0
             for group in waiting:
                 needs = self.ends(group)[0]
-                if not needs & ~made and (not chosen or needs & last):
+                if not needs & ~made and (not chosen or needs & last_results):
                     chosen = group
-                    if needs & last:
+                    if needs & last_results:
                         break
-                looked += bool(chosen)
+                if chosen:
+                    looked += 1
                 if looked > WINDOW:
                     break
             if not chosen:
                 return None
-            found.append(chosen)
+            ordered.append(chosen)
             waiting.remove(chosen)
-            last = self.ends(chosen)[1]
-            made |= last
-        return found
+            last_results = self.ends(chosen)[1]
+            made |= last_results
+        return ordered
 
     def covers(self, groups: Sequence[int]) -> bool:
         """Return whether the groups run every operation and leave every result of the graph."""
-        done = stored = 0
+        done = 0
+        stored = 0
         for group in groups:
             done |= group
             stored |= self.ends(group)[1]

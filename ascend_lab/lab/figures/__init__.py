@@ -1,6 +1,7 @@
-"""Figures: pure functions `fig_*(...) -> Figure`, loaded when first used, drawn in one style.
+"""The figures of the book: functions `fig_*(...) -> Figure`, without side effects, in one style.
 
-To add a figure write it in a module of this package.
+`figures.fig_levels(...)` finds the function in its module, which is imported when first used. To
+add a figure, write a function `fig_*` in a module of this package; `FIGURES` lists it by itself.
 """
 
 import re
@@ -18,6 +19,7 @@ FIGURES: dict[str, str] = {
 
 
 def __getattr__(name: str) -> Any:
+    """Return a figure function, which draws in the style of the book."""
     if name in FIGURES:
         return _styled(name)
     known = ", ".join(sorted(FIGURES))
@@ -26,6 +28,7 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def _styled(name: str) -> Any:
+    """Import a figure function, and return it with the style of the book around it."""
     from ascend_lab.lab.figures.style import styled
 
     return styled(getattr(import_module(f"{__name__}.{FIGURES[name]}"), name))

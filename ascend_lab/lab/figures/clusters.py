@@ -1,4 +1,4 @@
-"""Clusters drawn: servers as boxes, devices as discs, switches, every kind of link in its look."""
+"""Figures of clusters: topologies (servers, devices, switches, links), and collectives."""
 
 import math
 from collections.abc import Sequence
@@ -16,24 +16,37 @@ from ascend_lab.lab.chip_report import format_size
 from ascend_lab.lab.figures import style as st
 
 Look = tuple[str, Literal["-", "--", "-.", ":"]]
+"""Colour and dashes of a link."""
 LOOKS: tuple[Look, ...] = (
-    *((st.BLUE, "-"), (st.VERMILLION, "--"), (st.GREEN, "-."), (st.ORANGE, ":")),
-    *((st.PURPLE, "-"), (st.SKY, "--"), (st.GREY, ":")),
+    (st.BLUE, "-"),
+    (st.VERMILLION, "--"),
+    (st.GREEN, "-."),
+    (st.ORANGE, ":"),
+    (st.PURPLE, "-"),
+    (st.SKY, "--"),
+    (st.GREY, ":"),
 )
+# Of more servers, devices or switches than these the first and the last are drawn, dots between.
 MAX_SERVERS = 3
 MAX_DEVICES = 12
 MAX_SWITCHES = 8
-"""Drawn of each; of more, the first and the last with dots between."""
 DISC_IN = 0.13
+"""Radius of a device, in inches as all lengths here."""
 BOX_IN = (0.62, 0.22)
+"""Sides of a switch."""
 SERVER_IN = 2.1
+"""Height of a server."""
 ROW_IN = 0.62
-"""Radius of a device, sides of a switch, height of a server, distance of switch rows."""
+"""Distance of rows of switches."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """Where nodes go, in inches from the upper left; which servers are drawn, and their boxes."""
+    """Where things are drawn, in inches from the upper left.
+
+    `places` has the drawn devices and switches, `boxes` left and right edge of each drawn server,
+    `dots` what stands for nodes left out, and `rows` counts the rows of switches.
+    """
 
     places: dict[int, st.Point] = field(default_factory=dict)
     boxes: list[tuple[float, float]] = field(default_factory=list)
@@ -84,35 +97,39 @@ def _ends_of(count: int, most: int) -> list[int]:
 
 
 def _planned(topology: Topology) -> _Plan:
+    """Return where to draw servers with their devices and switches, and other switches below."""
     plan = _Plan()
-    near = _neighbours(topology)
+    neighbours = _neighbours(topology)
     server_of = {d: i for i, group in enumerate(topology.groups) for d in group}
-    owner: dict[int, int] = {}  # the server of a switch that devices of one server only hang on
+    # switches to which devices of one server only are linked
+    server_of_switch: dict[int, int] = {}
     for switch in range(topology.size, topology.size + len(topology.switches)):
-        servers = {server_of[n] for n in near.get(switch, []) if n in server_of}
+        servers = {server_of[n] for n in neighbours.get(switch, []) if n in server_of}
         network = family(topology.label(switch)) in ("rail", "spine", "ethernet")
         if len(servers) == 1 and (len(topology.groups) > 1 or not network):
-            (owner[switch],) = servers
+            (server_of_switch[switch],) = servers
     drawn = _ends_of(len(topology.groups), MAX_SERVERS)
     width = st.WIDTH_IN / len(drawn)
     for place, server in enumerate(drawn):
-        left = place * width + 0.13
-        right = (place + 1) * width - 0.13
-        plan.boxes.append((left, right))
-        inside = [s for s, group in owner.items() if group == server]
-        _place_server(topology, plan, server, inside, (left, right))
+        left_in = place * width + 0.13
+        right_in = (place + 1) * width - 0.13
+        plan.boxes.append((left_in, right_in))
+        inside = [s for s, group in server_of_switch.items() if group == server]
+        _place_server(topology, plan, server, inside, (left_in, right_in))
     if len(drawn) < len(topology.groups):
         plan.dots.append(((len(drawn) - 1) * width, SERVER_IN / 2))
-    outer = [topology.size + i for i in range(len(topology.switches))]
-    _place_network(topology, plan, [s for s in outer if s not in owner])
+    all_switches = [topology.size + i for i in range(len(topology.switches))]
+    _place_network(topology, plan, [s for s in all_switches if s not in server_of_switch])
     return plan
 
 
 def _neighbours(topology: Topology) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for a, b in sorted({*topology.between, *((b, a) for a, b in topology.between)}):
-        found.setdefault(a, []).append(b)
-    return found
+    """Return the nodes to which each node is linked, in either direction."""
+    pairs = set(topology.between) | {(b, a) for a, b in topology.between}
+    neighbours: dict[int, list[int]] = {}
+    for node, neighbour in sorted(pairs):
+        neighbours.setdefault(node, []).append(neighbour)
+    return neighbours
 
 
 def _place_server(
@@ -124,71 +141,78 @@ def _place_server(
     circles = _linked(topology, shown)
     hub = len(inside) == 1 and len(circles) == 1
     y = (SERVER_IN - (0.0 if hub or not inside else 0.55)) / 2
-    each = (sides[1] - sides[0]) / len(circles)
-    radius = min(y - 0.22, each / 2 - 0.2)
+    circle_width = (sides[1] - sides[0]) / len(circles)
+    radius = min(y - 0.22, circle_width / 2 - 0.2)
     for i, members in enumerate(circles):
-        x = sides[0] + (i + 0.5) * each
+        x = sides[0] + (i + 0.5) * circle_width
         cut = len(shown) < len(group)
-        turn = math.tau / (len(members) + cut)
+        angle_step = math.tau / (len(members) + cut)
         slots: list[int | None] = [*members[:-1], *([None] if cut else []), members[-1]]
         for j, device in enumerate(slots):
-            angle = turn * (j + 0.5) - math.tau / 4
-            size = radius if len(slots) > 1 else 0.0
-            at = (x + size * math.cos(angle), y + size * math.sin(angle))
+            angle = angle_step * (j + 0.5) - math.tau / 4
+            distance = radius if len(slots) > 1 else 0.0
+            position = (x + distance * math.cos(angle), y + distance * math.sin(angle))
             if device is None:
-                plan.dots.append(at)
+                plan.dots.append(position)
             else:
-                plan.places[device] = at
-    near = _neighbours(topology)
+                plan.places[device] = position
+    neighbours = _neighbours(topology)
     for switch in inside:
-        xs = [plan.places[n][0] for n in near[switch] if n in shown]
+        xs = [plan.places[n][0] for n in neighbours[switch] if n in shown]
         middle = sum(xs) / len(xs) if xs else sum(sides) / 2
         plan.places[switch] = (middle, y if hub else SERVER_IN - 0.3)
 
 
 def _linked(topology: Topology, shown: Sequence[int]) -> list[list[int]]:
     """Return the devices in circles: each linked set one, all single devices one together."""
-    near = _neighbours(topology)
+    neighbours = _neighbours(topology)
     circle = {d: {d} for d in shown}
     for a in shown:
-        for b in near.get(a, []):
+        for b in neighbours.get(a, []):
             if b in circle and circle[b] is not circle[a]:
                 circle[a] |= circle[b]
                 circle |= dict.fromkeys(circle[b], circle[a])
-    found = [sorted(circle[d]) for d in shown if d == min(circle[d])]
-    single = sorted(d for members in found if len(members) == 1 for d in members)
-    return [*(members for members in found if len(members) > 1), *([single] if single else [])]
+    circles = [sorted(circle[d]) for d in shown if d == min(circle[d])]
+    single = sorted(d for members in circles if len(members) == 1 for d in members)
+    return [*(members for members in circles if len(members) > 1), *([single] if single else [])]
 
 
 def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> None:
     """Place the switches between servers in rows: those near devices or hosts, then the others."""
-    near = _neighbours(topology)
-    far = [switch for switch in outer if all(n in outer for n in near.get(switch, []))]
-    for row in filter(None, ([switch for switch in outer if switch not in far], far)):
+    neighbours = _neighbours(topology)
+    spine_switches = [
+        switch for switch in outer if all(n in outer for n in neighbours.get(switch, []))
+    ]
+    leaf_switches = [switch for switch in outer if switch not in spine_switches]
+    for row in (leaf_switches, spine_switches):
+        if not row:
+            continue
         y = SERVER_IN + (plan.rows + 0.6) * ROW_IN
         drawn = [row[i] for i in _ends_of(len(row), MAX_SWITCHES)]
-        each = st.WIDTH_IN / len(drawn)
+        spacing_in = st.WIDTH_IN / len(drawn)
         for i, switch in enumerate(drawn):
-            plan.places[switch] = ((i + 0.5) * each, y)
+            plan.places[switch] = ((i + 0.5) * spacing_in, y)
         if len(drawn) < len(row):
-            plan.dots.append((st.WIDTH_IN - each, y))
+            plan.dots.append((st.WIDTH_IN - spacing_in, y))
         plan.rows += 1
 
 
 # -- drawing --------------------------------------------------------------------------------------
 def _servers(ax: Any, topology: Topology, plan: _Plan) -> None:
+    """Draw the boxes of servers and their titles."""
     drawn = _ends_of(len(topology.groups), MAX_SERVERS)
-    for server, (left, right) in zip(drawn, plan.boxes, strict=True):
+    for server, (left_in, right_in) in zip(drawn, plan.boxes, strict=True):
         shape: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.08", "zorder": 0}
         look = {"facecolor": st.LIGHT, "edgecolor": st.INK, "linewidth": 0.8, **shape}
-        ax.add_patch(FancyBboxPatch((left, 0), right - left, SERVER_IN, **look))
+        ax.add_patch(FancyBboxPatch((left_in, 0), right_in - left_in, SERVER_IN, **look))
         count = len(topology.groups[server])
         name = f"server {server}" if len(topology.groups) > 1 else topology.name
         title = f"{name}: {count} device{'s' if count > 1 else ''}"
-        st.put(ax, (left + right) / 2, -0.12, title)
+        st.put(ax, (left_in + right_in) / 2, -0.12, title)
 
 
 def _links(ax: Any, topology: Topology, plan: _Plan, looks: dict[Kind, Look]) -> None:
+    """Draw the links between drawn nodes, one line for both directions."""
     crowded = len(plan.places) > 24
     for (a, b), link in topology.between.items():
         if (b < a and (b, a) in topology.between) or a not in plan.places or b not in plan.places:
@@ -201,22 +225,23 @@ def _links(ax: Any, topology: Topology, plan: _Plan, looks: dict[Kind, Look]) ->
 
 
 def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
-    for node, at in plan.places.items():
+    """Draw devices as discs and switches as boxes, with their names."""
+    for node, position in plan.places.items():
         label = topology.label(node)
         if node < topology.size:
             short = label.removeprefix("npu") or label
-            ax.add_patch(Circle(at, DISC_IN, facecolor=st.PAPER, edgecolor=st.INK, zorder=3))
-            st.put(ax, *at, short[:6], fontsize=7 if len(short) < 4 else 6, zorder=4)
+            ax.add_patch(Circle(position, DISC_IN, facecolor=st.PAPER, edgecolor=st.INK, zorder=3))
+            st.put(ax, *position, short[:6], fontsize=7 if len(short) < 4 else 6, zorder=4)
             continue
-        corner = at[0] - BOX_IN[0] / 2, at[1] - BOX_IN[1] / 2
+        corner = position[0] - BOX_IN[0] / 2, position[1] - BOX_IN[1] / 2
         st.box(ax, *corner, *BOX_IN, facecolor="#FFFFFF", edgecolor=st.INK, zorder=3)
-        st.put(ax, *at, label[:10], fontsize=7, zorder=4)
+        st.put(ax, *position, label[:10], fontsize=7, zorder=4)
 
 
 # -- figures of collectives: who holds what after each round, and which algorithm wins where -------
 SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", st.BLUE])
 FAMILIES = {
-    name: (said, getattr(st, colour)) for name, (said, colour) in st.LOOKS["families"].items()
+    name: (letters, getattr(st, colour)) for name, (letters, colour) in st.LOOKS["families"].items()
 }
 """Letters and colour of each algorithm in the map."""
 DARK = (st.BLUE, st.VERMILLION, st.GREEN, st.GREY)
@@ -225,23 +250,27 @@ DARK = (st.BLUE, st.VERMILLION, st.GREEN, st.GREY)
 
 def fig_holdings(schedule: Schedule) -> st.LabFigure:
     """Draw, after each round of an all-reduce, of how many ranks each block holds the sum."""
-    shown = range(len(schedule.rounds) + 1)
-    fig, axes = st.new_figure(ncols=len(shown), height_in=1.7)
+    round_numbers = range(len(schedule.rounds) + 1)
+    fig, axes = st.new_figure(ncols=len(round_numbers), height_in=1.7)
     panels = st.panels(axes)
-    said = []
+    alt_parts = []
     ones = [np.ones(schedule.blocks, np.int64)] * schedule.ranks
-    for number, ax in zip(shown, panels, strict=True):
-        held = np.stack(execute(replace(schedule, rounds=schedule.rounds[:number]), ones))
-        ax.imshow(held, cmap=SHADES, vmin=0, vmax=schedule.ranks, aspect="equal")
-        for (rank, block), count in np.ndenumerate(held):
+    for number, ax in zip(round_numbers, panels, strict=True):
+        rank_counts = np.stack(execute(replace(schedule, rounds=schedule.rounds[:number]), ones))
+        ax.imshow(rank_counts, cmap=SHADES, vmin=0, vmax=schedule.ranks, aspect="equal")
+        for (rank, block), count in np.ndenumerate(rank_counts):
             dark = count > schedule.ranks / 2
             st.put(ax, block, rank, str(count), color="#FFFFFF" if dark else st.INK)
         ax.set(title="start" if number == 0 else f"round {number}", xticks=[], yticks=[])
         ax.tick_params(length=0)
-        said.append(f"after {number} rounds {int((held == schedule.ranks).sum())} complete")
+        alt_parts.append(
+            f"after {number} rounds {int((rank_counts == schedule.ranks).sum())} complete"
+        )
     panels[0].set(ylabel="rank", xlabel="block", yticks=range(schedule.ranks))
     text = f"{schedule.algorithm} all-reduce of {schedule.ranks} ranks, {schedule.blocks} blocks"
-    return st.finish(fig, alt=f"{text}. Of {schedule.ranks * schedule.blocks}: {', '.join(said)}.")
+    return st.finish(
+        fig, alt=f"{text}. Of {schedule.ranks * schedule.blocks}: {', '.join(alt_parts)}."
+    )
 
 
 SIZES_BYTES = tuple(2**k for k in range(10, 31, 2))
@@ -255,9 +284,10 @@ def fig_best_collective(
     `kind` is a topology that takes a count. Cells bear letters; the legend names them.
     """
     grid = [(load_topology(f"{kind}:{p}"), n) for p in counts for n in SIZES_BYTES]
-    full = [collective_time(op, topology, n).algorithm for topology, n in grid]
-    plain = [name.partition("(")[0].partition("*")[0] for name in full]  # no levels, no chunks
-    names = np.reshape(plain, (len(counts), -1)).tolist()
+    algorithms = [collective_time(op, topology, n).algorithm for topology, n in grid]
+    # names may go on with levels in brackets, and with * and a number of chunks
+    family_names = [name.partition("(")[0].partition("*")[0] for name in algorithms]
+    names = np.reshape(family_names, (len(counts), -1)).tolist()
     fig, ax = st.new_figure(height_in=0.55 + 0.36 * len(counts))
     for (row, column), name in np.ndenumerate(np.array(names)):
         letters, colour = FAMILIES[name]
@@ -269,12 +299,12 @@ def fig_best_collective(
     ax.set_xticks(range(len(SIZES_BYTES)), [format_size(n).replace(" ", "\n") for n in SIZES_BYTES])
     ax.set_yticks(range(len(counts)), [str(p) for p in counts])
     ax.tick_params(length=0)
-    used = [name for name in FAMILIES if any(name in line for line in names)]
-    looks = {f"{FAMILIES[n][0]}: {n}": {"fc": FAMILIES[n][1], "ec": st.INK} for n in used}
-    st.key(fig, looks, loc="outside upper center", ncols=min(4, len(used)))
-    said = []
+    used_families = [name for name in FAMILIES if any(name in line for line in names)]
+    looks = {f"{FAMILIES[n][0]}: {n}": {"fc": FAMILIES[n][1], "ec": st.INK} for n in used_families}
+    st.key(fig, looks, loc="outside upper center", ncols=min(4, len(used_families)))
+    alt_parts = []
     for count, line in zip(counts, names, strict=True):
         starts = [i for i, name in enumerate(line) if i == 0 or name != line[i - 1]]
-        from_on = (f"{line[i]} from {format_size(SIZES_BYTES[i])}" for i in starts)
-        said.append(f"{count} devices {', '.join(from_on)}")
-    return st.finish(fig, alt=f"The quickest {op} on {kind}: {'; '.join(said)}.")
+        ranges = (f"{line[i]} from {format_size(SIZES_BYTES[i])}" for i in starts)
+        alt_parts.append(f"{count} devices {', '.join(ranges)}")
+    return st.finish(fig, alt=f"The quickest {op} on {kind}: {'; '.join(alt_parts)}.")

@@ -1,4 +1,4 @@
-"""A Da Vinci core from its chip file: its map with only the legal paths, and what cores share."""
+"""Figures of a Da Vinci core: its map with the paths that data may take, and what cores share."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +26,8 @@ HEIGHT = 58.0
 BOXES: Mapping[str, tuple[float, float, float, float]] = st.LOOKS["boxes"]
 """Left, bottom, width, height of every box; the canvas is 100 wide and 58 high."""
 WAYS: Mapping[Hop, tuple[tuple[st.Point, ...], st.Point]] = {
-    (way.partition("->")[0], way.partition("->")[2]): ends for way, ends in st.LOOKS["ways"].items()
+    (name.partition("->")[0], name.partition("->")[2]): arrow
+    for name, arrow in st.LOOKS["ways"].items()
 }
 """Corner points of every arrow and where its label stands; an unlisted path is a straight line."""
 
@@ -75,16 +76,19 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
         needed = f"a memory of {chip.name}"
         remedy = f"use one of {', '.join(spaces)}"
         raise PathError(needed, min(unknown), remedy)
-    for inside in range(len(spaces) - 1):
-        ways = [list(pairwise((src, *way, dst))) for way in permutations(spaces, inside)]
-        legal = [way for way in ways if set(way) <= set(chip.paths)]
-        chains = [[move_over(chip, hop, size_bytes) for hop in way] for way in legal]
+    for length in range(len(spaces) - 1):
+        chains = []
+        for spaces_between in permutations(spaces, length):
+            hops = list(pairwise((src, *spaces_between, dst)))
+            if set(hops) <= set(chip.paths):
+                chains.append([move_over(chip, hop, size_bytes) for hop in hops])
         if chains:
-            return min(chains, key=lambda chain: sum(m.occupied_cycles for m in chain))
+            return min(chains, key=lambda chain: sum(move.occupied_cycles for move in chain))
     raise PathError(f"a chain of paths {src}->{dst} on {chip.name}", "none", "choose other buffers")
 
 
 def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) -> None:
+    """Draw a box of the map: a buffer, or with `pipe` a unit in its colours."""
     x, y, width, height = BOXES[name]
     look: dict[str, Any] = {"facecolor": st.LIGHT if name == "GM" else WHITE, "edgecolor": st.INK}
     look |= st.PIPE_STYLE[pipe].patch_args() if pipe else {"linewidth": 2.6 if thick else 1.0}
@@ -94,6 +98,7 @@ def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) 
 
 
 def _arrow(ax: Any, points: Sequence[st.Point], pipe: str, width_pt: float, *, dim: bool) -> None:
+    """Draw an arrow along points in the colour of a pipe, or pale if `dim`."""
     colour = st.LIGHT if dim else st.PIPE_STYLE[pipe].colour
     look: dict[str, Any] = {"color": colour, "joinstyle": "miter", "capstyle": "butt"}
     look |= {"mutation_scale": 9 + width_pt, "linewidth": width_pt, "zorder": 1.5 if dim else 2}
@@ -104,14 +109,22 @@ def _arrow(ax: Any, points: Sequence[st.Point], pipe: str, width_pt: float, *, d
 
 
 def _straight(hop: Hop) -> tuple[tuple[st.Point, ...], st.Point]:
-    (x, y, w, h), (u, v, s, t) = (BOXES[name] for name in hop)
-    ends = ((x + w / 2, y + h / 2), (u + s / 2, v + t / 2))
-    return ends, ((ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2)
+    """Return the ends of a straight arrow between two boxes, and its middle."""
+
+    def middle_of(name: str) -> st.Point:
+        """Return the middle of a box."""
+        x, y, width, height = BOXES[name]
+        return (x + width / 2, y + height / 2)
+
+    start = middle_of(hop[0])
+    end = middle_of(hop[1])
+    return (start, end), ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
 
 
 def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
+    """Draw all paths with pipe and rate; those not in `chosen` are pale."""
     for hop, path in chip.paths.items():
-        points, at = WAYS.get(hop) or _straight(hop)
+        points, label_point = WAYS.get(hop) or _straight(hop)
         dim = chosen is not None and hop not in chosen
         width_pt = 0.9 + 0.11 * math.sqrt(path.rate_bytes_per_cycle)
         _arrow(ax, points, path.pipe, width_pt, dim=dim)
@@ -120,7 +133,8 @@ def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
         if not dim:
             text = f"{path.pipe} {path.rate_bytes_per_cycle:g}"
             box = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 0.8}
-            st.put(ax, *at, text, zorder=2.5, bbox=box)
+            st.put(ax, *label_point, text, zorder=2.5, bbox=box)
+    # operands and result of the cube
     ends = [((71, 45), (84, 42)), ((71, 33), (84, 37)), ((88, 33), (88, 28)), ((94, 28), (94, 33))]
     if "BT" in chip.buffers:
         ends.append(((71, 27), (85, 33)))
@@ -135,14 +149,14 @@ def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> No
     row = top - 5.0
     arrow = {"arrowstyle": "-|>", "color": st.INK}
     ax.annotate("", (28, row + 2), (24.5, row + 2), arrowprops=arrow, zorder=2)
-    used = {path.pipe for path in chip.paths.values() if path.unit == unit}
-    used |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
-    fed = [pipe for pipe in st.PIPE_STYLE if pipe in used]
-    queues = [(pipe, 28 + 8.6 * i, 8, pipe, 2) for i, pipe in enumerate(fed)]
-    for pipe, x, width, text, up in (("S", 15.5, 9, "scalar S", 1.9), *queues):
+    unit_pipes = {path.pipe for path in chip.paths.values() if path.unit == unit}
+    unit_pipes |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
+    pipes = [pipe for pipe in st.PIPE_STYLE if pipe in unit_pipes]
+    queues = [(pipe, 28 + 8.6 * i, 8, pipe, 2) for i, pipe in enumerate(pipes)]
+    for pipe, x, width, text, text_height in (("S", 15.5, 9, "scalar S", 1.9), *queues):
         look = st.PIPE_STYLE[pipe]
         st.box(ax, x, row, width, 4, zorder=3, **look.patch_args())
-        st.put(ax, x + width / 2, row + up, text, zorder=4, **look.text_args())
+        st.put(ax, x + width / 2, row + text_height, text, zorder=4, **look.text_args())
     kind = {"core": "cores", "cube": "cube cores", "vector": "vector cores"}[unit]
     count = chip.cores_of(unit)
     ax.text(98.5, row + 2, f"{count} {kind}", ha="right", va="center", fontsize=8)
@@ -159,6 +173,7 @@ def memory_size_text(size_bytes: int) -> str:
 
 
 def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> None:
+    """Draw the map of a core; boxes on the chosen paths have thick edges."""
     ax.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     ax.set_axis_off()
     if chip.combined:
@@ -187,8 +202,8 @@ def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> s
         kind = "cube and vector in one core" if chip.combined else "cube and vector in split cores"
         ax.set_title(f"{chip.name}: {kind}, {chip.clock_hz / 1e9:g} GHz", loc="left")
         _draw_core(ax, chip)
-        ways = chip.paths.items()
-        paths = ", ".join(f"{a} to {b} {p.pipe} {p.rate_bytes_per_cycle:g}" for (a, b), p in ways)
+        hops = chip.paths.items()
+        paths = ", ".join(f"{a} to {b} {p.pipe} {p.rate_bytes_per_cycle:g}" for (a, b), p in hops)
         texts.append(f"{chip.name} has {kind} and {len(chip.paths)} paths: {paths}.")
     return st.finish(fig, alt="Paths with pipe and bytes per cycle. " + " ".join(texts))
 
@@ -210,8 +225,8 @@ def fig_core_path(
     for move in moves:
         sum_text = f"{move.startup_cycles} + {size_kib * KIB:,} / {move.rate_bytes_per_cycle:g}"
         line = f"{move.pipe} {move.hop[0]} to {move.hop[1]}: {sum_text} = {move.occupied_cycles:,}"
-        late = f", visible {move.latency_cycles} later" if move.latency_cycles else ""
-        lines.append(f"{line} cycles{late}")
+        delay_text = f", visible {move.latency_cycles} later" if move.latency_cycles else ""
+        lines.append(f"{line} cycles{delay_text}")
     fig, ax = st.new_figure(height_in=4.0 + 0.16 * len(moves))
     fig.suptitle(lines[0], x=0.01, ha="left", fontweight="bold", fontsize=9)
     ax.set_title("\n".join(lines[1:]), loc="left", fontweight="normal")
@@ -242,8 +257,8 @@ def fig_sharing(
         ends = (
             f"{rates[0]:.0f} bytes per cycle with {cores[0]} core, {rates[-1]:.0f} with {cores[-1]}"
         )
-        law = min(cores[-1] * port, shared)
-        facts.append(f"{label}: {ends}, where the formula gives {law:.0f}")
+        formula_rate = min(cores[-1] * port, shared)
+        facts.append(f"{label}: {ends}, where the formula gives {formula_rate:.0f}")
     ax.set(xlabel="cores that read at once", ylabel="bytes per cycle, all cores")
     ax.set(xlim=(0, max(cores) + 1), ylim=(0, None))
     ax.grid(axis="y")
@@ -261,24 +276,26 @@ def fig_working_set(
     chip = runs[0].chip
     fig, (upper, lower) = st.new_figure(nrows=2, height_in=3.6, sharex=True)
     # 2 side^2 bytes of weights and 2 x 2 strip_rows side bytes of strips fill L2.
-    edge = math.sqrt(chip.l2.size_bytes / 2 + strip_rows**2) - strip_rows
-    traffic = [run.memory_bytes / 1e6 for run in runs]
-    asked = [run.path_bytes["GM", "L1"] / 1e6 for run in runs]
-    share = [100 * run.peak_share for run in runs]
+    full_side = math.sqrt(chip.l2.size_bytes / 2 + strip_rows**2) - strip_rows
+    memory_mb = [run.memory_bytes / 1e6 for run in runs]
+    requested_mb = [run.path_bytes["GM", "L1"] / 1e6 for run in runs]
+    peak_percent = [100 * run.peak_share for run in runs]
     look = {"markeredgecolor": st.INK, "markeredgewidth": 0.6}
-    upper.plot(sides, asked, "s--", color=st.BLUE, label="asked for by the cores", **look)
-    upper.plot(sides, traffic, "o-", color=st.INK, label="moved by memory", **look)
+    upper.plot(sides, requested_mb, "s--", color=st.BLUE, label="asked for by the cores", **look)
+    upper.plot(sides, memory_mb, "o-", color=st.INK, label="moved by memory", **look)
     upper.set_ylabel("MB")
     upper.legend(loc="upper left")
-    lower.plot(sides, share, "o-", color=st.VERMILLION, **look)
+    lower.plot(sides, peak_percent, "o-", color=st.VERMILLION, **look)
     lower.set(ylabel="% of cube peak", xlabel="side of the square weight matrix", ylim=(0, 100))
     for ax in (upper, lower):
-        ax.axvline(edge, color=st.INK, linestyle=":", linewidth=1.2)
+        ax.axvline(full_side, color=st.INK, linestyle=":", linewidth=1.2)
         ax.grid(axis="y")
-    lower.text(edge, 4, "weights and strips fill L2 ", ha="right", va="bottom", fontsize=8)
-    rows = zip(sides, traffic, asked, share, strict=True)
-    each = (f"{n}: {t:.0f} MB of {a:.0f} MB asked for, {s:.0f} % of peak" for n, t, a, s in rows)
-    points = "; ".join(each)
+    lower.text(full_side, 4, "weights and strips fill L2 ", ha="right", va="bottom", fontsize=8)
+    rows = zip(sides, memory_mb, requested_mb, peak_percent, strict=True)
+    points = "; ".join(
+        f"{side}: {moved:.0f} MB of {requested:.0f} MB asked for, {percent:.0f} % of peak"
+        for side, moved, requested, percent in rows
+    )
     return st.finish(fig, alt=f"Weight side on {chip.name}, memory traffic and speed: {points}.")
 
 
@@ -291,9 +308,9 @@ def fig_energy(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     facts = []
     for row, (name, run) in enumerate(timelines.items()):
         parts = rf.energy_parts(run)
-        whole = st.stack(ax, row, zip(parts.values(), looks, strict=True))
-        told = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
-        facts.append(f"{name} {whole:.2f} pJ per MAC ({told})")
+        total_pj = st.stack(ax, row, zip(parts.values(), looks, strict=True))
+        summary = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
+        facts.append(f"{name} {total_pj:.2f} pJ per MAC ({summary})")
     st.name_rows(ax, timelines)
     ax.set_xlabel("pJ per multiply-accumulate")
     if timelines:

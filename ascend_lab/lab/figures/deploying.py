@@ -1,7 +1,4 @@
-"""Figures of chapters 17, 18 and 26: compression, cards for cameras, a server under load.
-
-And the model against published measurements.
-"""
+"""Figures of deploying: quantisation, camera images, cards for a load, a server, validation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -38,8 +35,12 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X")
 def clipping_errors(values: np.ndarray, bits: int, ends: Iterable[float]) -> list[float]:
     """Return the mean squared error of symmetric rounding with each largest number kept."""
     levels = 2 ** (bits - 1) - 1
-    cut = ((Scale(float(end) / levels, 0, bits), np.clip(values, -end, end)) for end in ends)
-    return [float(np.mean((scale.fake_quantise(kept) - values) ** 2)) for scale, kept in cut]
+    errors = []
+    for end in ends:
+        scale = Scale(float(end) / levels, 0, bits)
+        rounded = scale.fake_quantise(np.clip(values, -end, end))
+        errors.append(float(np.mean((rounded - values) ** 2)))
+    return errors
 
 
 def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
@@ -47,62 +48,67 @@ def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
 
     Above lies the histogram of the values.
     """
-    most = float(np.abs(values).max())
+    largest = float(np.abs(values).max())
     fig, (top, ax) = st.new_figure(nrows=2, height_in=3.9, sharex=True, height_ratios=(1, 2))
-    top.hist(np.abs(values), bins=80, range=(0, most), color=st.SKY, edgecolor=st.INK, lw=0.3)
+    top.hist(np.abs(values), bins=80, range=(0, largest), color=st.SKY, edgecolor=st.INK, lw=0.3)
     top.set(yscale="log", ylabel="how many")
-    ends = np.linspace(0.05, 1.2, 116) * most
+    ends = np.linspace(0.05, 1.2, 116) * largest
     errors = clipping_errors(values, bits, ends)
-    cut = np.array([np.mean(np.maximum(np.abs(values) - end, 0) ** 2) for end in ends])
+    clip_errors = np.array([np.mean(np.maximum(np.abs(values) - end, 0) ** 2) for end in ends])
     ax.plot(ends, errors, color=st.INK, ls="-", label="error")
-    ax.plot(ends, errors - cut, color=st.BLUE, ls="--", label="of it: rounding")
-    ax.plot(ends, cut, color=st.VERMILLION, ls=":", lw=2, label="of it: cutting off")
-    said = []
+    ax.plot(ends, errors - clip_errors, color=st.BLUE, ls="--", label="of it: rounding")
+    ax.plot(ends, clip_errors, color=st.VERMILLION, ls=":", lw=2, label="of it: cutting off")
+    alt_parts = []
     for mark, method in zip(MARKS, ("minmax", "percentile", "ifmr", "kl"), strict=False):
         end = calibrate(values, method, bits=bits).scale * (2 ** (bits - 1) - 1)
         (error,) = clipping_errors(values, bits, [end])
         ax.plot(end, error, mark, color=st.ORANGE, mec=st.INK, ms=8, ls="none", label=method)
-        said.append(f"{method} at {end:.2f} with {error:.2g}")
-    low = min(errors)
-    ax.set(ylim=(0, max(6 * low, 1.1 * errors[-1])), xlim=(0, 1.2 * most))
+        alt_parts.append(f"{method} at {end:.2f} with {error:.2g}")
+    least_error = min(errors)
+    ax.set(ylim=(0, max(6 * least_error, 1.1 * errors[-1])), xlim=(0, 1.2 * largest))
     ax.set(xlabel="largest number kept", ylabel="mean squared error")
     ax.legend(ncols=2)
-    best = float(ends[int(np.argmin(errors))])
+    best_end = float(ends[int(np.argmin(errors))])
     alt = (
         f"Error of {bits}-bit rounding against the largest number kept: falls while less is cut "
-        f"off, lowest {low:.2g} at {best:.2f}, then rises with the step. Methods cut: "
-        f"{', '.join(said)}. The largest value is {most:.2f}."
+        f"off, lowest {least_error:.2g} at {best_end:.2f}, then rises with the step. Methods cut: "
+        f"{', '.join(alt_parts)}. The largest value is {largest:.2f}."
     )
     return st.finish(fig, alt=alt)
 
 
-def fig_bits(rows: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> st.LabFigure:
+def fig_bits(
+    rows: Mapping[str, Mapping[int, Sequence[float]]], float_accuracy: float
+) -> st.LabFigure:
     """Draw accuracies against bits, a curve a way of choosing, and that of the float network.
 
     A point is the mean of the accuracies of several calibrations; a bar goes from least to most.
     """
     fig, ax = st.new_figure(height_in=3.0)
-    said = []
+    alt_parts = []
     for place, ((name, by_bits), mark) in enumerate(zip(rows.items(), MARKS, strict=False)):
         # a little apart, so that bars of one number of bits do not hide each other
         x = [bits + 0.08 * (place - 1) for bits in by_bits]
         shares = [100 * np.asarray(accuracies) for accuracies in by_bits.values()]
-        means = [float(found.mean()) for found in shares]
-        below = [mean - float(found.min()) for mean, found in zip(means, shares, strict=True)]
-        above = [float(found.max()) - mean for mean, found in zip(means, shares, strict=True)]
-        ax.errorbar(x, means, yerr=[below, above], marker=mark, capsize=3, label=name)
+        means = np.array([percents.mean() for percents in shares])
+        least = np.array([percents.min() for percents in shares])
+        largest = np.array([percents.max() for percents in shares])
+        bars = [means - least, largest - means]
+        ax.errorbar(x, means, yerr=bars, marker=mark, capsize=3, label=name)
         ranges = (
-            f"{found.min():.1f} to {found.max():.1f}% at {bits}"
-            for bits, found in zip(by_bits, shares, strict=True)
+            f"{low:.1f} to {high:.1f}% at {bits}"
+            for bits, low, high in zip(by_bits, least, largest, strict=True)
         )
-        said.append(f"{name}: {', '.join(ranges)}")
-    ax.axhline(100 * before, color=st.GREY, lw=1, ls="-")
+        alt_parts.append(f"{name}: {', '.join(ranges)}")
+    ax.axhline(100 * float_accuracy, color=st.GREY, lw=1, ls="-")
     bits = sorted({b for by_bits in rows.values() for b in by_bits})
-    ax.text(bits[-1], 100 * before + 1, "in floating point", ha="right", va="bottom", fontsize=8)
+    ax.text(
+        bits[-1], 100 * float_accuracy + 1, "in floating point", ha="right", va="bottom", fontsize=8
+    )
     ax.set(xlabel="bits of weights and activations", ylabel="test digits right, %", ylim=(0, 108))
     ax.set_xticks(bits)
     ax.legend(loc="lower right")
-    alt = f"Accuracy by bits; in floating point {before:.1%}. {'. '.join(said)}."
+    alt = f"Accuracy by bits; in floating point {float_accuracy:.1%}. {'. '.join(alt_parts)}."
     return st.finish(fig, alt=alt)
 
 
@@ -131,39 +137,39 @@ def camera_frame() -> Image:
 
 def readings() -> dict[str, Aipp]:
     """Return ways to read such a frame, the right one first."""
-    right = Aipp("YUV420SP_U8", WIDTH, HEIGHT, csc_of("601 narrow", "RGB"))
+    correct = Aipp("YUV420SP_U8", WIDTH, HEIGHT, csc_of("601 narrow", "RGB"))
     return {
-        "as sent": right,
-        "default rows (BGR)": replace(right, csc=csc_of("601 narrow", "BGR")),
-        "U and V swapped": replace(right, rbuv_swap=True),
-        "BT.709": replace(right, csc=csc_of("709 narrow", "RGB")),
-        "JPEG": replace(right, csc=csc_of("601 wide", "RGB")),
+        "as sent": correct,
+        "default rows (BGR)": replace(correct, csc=csc_of("601 narrow", "BGR")),
+        "U and V swapped": replace(correct, rbuv_swap=True),
+        "BT.709": replace(correct, csc=csc_of("709 narrow", "RGB")),
+        "JPEG": replace(correct, csc=csc_of("601 wide", "RGB")),
     }
 
 
 def errors() -> dict[str, float]:
     """Return the mean error of each reading, in steps of 255."""
     frame = camera_frame()
-    want = scene().astype(float)
-    found = {name: aipp(frame, how)[0].astype(float) for name, how in readings().items()}
-    return {name: float(np.abs(image - want).mean()) for name, image in found.items()}
+    exact = scene().astype(float)
+    images = {name: aipp(frame, settings)[0].astype(float) for name, settings in readings().items()}
+    return {name: float(np.abs(image - exact).mean()) for name, image in images.items()}
 
 
 def fig_readings() -> st.LabFigure:
     """Draw the same bytes as five configurations read them, and how far each is off."""
-    off = errors()
-    fig, axes = st.new_figure(ncols=len(off), height_in=1.35)
-    for ax, (name, how) in zip(axes, readings().items(), strict=True):
-        image = aipp(camera_frame(), how, dtype="uint8")[0]
+    mean_errors = errors()
+    fig, axes = st.new_figure(ncols=len(mean_errors), height_in=1.35)
+    for ax, (name, settings) in zip(axes, readings().items(), strict=True):
+        image = aipp(camera_frame(), settings, dtype="uint8")[0]
         ax.imshow(image.transpose(1, 2, 0), interpolation="nearest")
         ax.set_title(name, fontsize=7)
-        ax.set_xlabel(f"off by {off[name]:.0f}", fontsize=7)
+        ax.set_xlabel(f"off by {mean_errors[name]:.0f}", fontsize=7)
         ax.set(xticks=[], yticks=[])
-    told = ", ".join(f"{name} {value:.0f}" for name, value in off.items())
+    summary = ", ".join(f"{name} {value:.0f}" for name, value in mean_errors.items())
     alt = (
         "Five copies of a small scene, a red house on a green meadow under a blue sky. Right as "
         "sent; with BGR rows and with swapped chroma the house is blue and the sky orange; with "
-        f"the two other matrices colours shift a little. Mean errors: {told}."
+        f"the two other matrices colours shift a little. Mean errors: {summary}."
     )
     return st.finish(fig, alt=alt)
 
@@ -172,28 +178,33 @@ def fig_cards(
     stations: Sequence[Station], rate_per_s: float = 3000.0, pictures: int = 3000
 ) -> st.LabFigure:
     """Draw the cards each station needs, and what pictures wait for with a few less and more."""
-    answer = cards_needed(stations, rate_per_s)
-    fig, (left, right) = st.new_figure(ncols=2, height_in=2.4, width_ratios=(1.0, 1.3))
-    names = list(answer.by_station)
+    needed = cards_needed(stations, rate_per_s)
+    fig, (cards_ax, latency_ax) = st.new_figure(ncols=2, height_in=2.4, width_ratios=(1.0, 1.3))
+    names = list(needed.by_station)
     hatches = ("//", "", "\\\\", "..", "xx")
-    for i, count in enumerate(answer.by_station.values()):
-        left.barh(i, count, color=st.PALETTE[i], hatch=hatches[i % 5], edgecolor=st.INK)
-        left.text(count, i, f" {count}", va="center")
-    left.set_yticks(range(len(names)), names)
-    left.set(xlim=(0, answer.cards * 1.2), xlabel="cards that it asks for")
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    counts = range(max(1, answer.cards - 2), answer.cards + 5)
-    played = {n: simulate_card(stations, rate_per_s / n, pictures).latencies_s for n in counts}
-    late = {n: 1e3 * float(np.quantile(latencies_s, 0.99)) for n, latencies_s in played.items()}
-    right.plot(list(late), list(late.values()), marker="o", color=st.BLUE)
-    right.axvline(answer.cards, color=st.VERMILLION, linestyle="--", label="by the formula")
-    right.set(yscale="log", xlabel="cards", ylabel="ms until 99 % are through")
-    right.legend()
-    each = ", ".join(f"{name} {n}" for name, n in answer.by_station.items())
-    told = ", ".join(f"{n}: {ms:.0f}" for n, ms in late.items())
+    for i, count in enumerate(needed.by_station.values()):
+        cards_ax.barh(i, count, color=st.PALETTE[i], hatch=hatches[i % 5], edgecolor=st.INK)
+        cards_ax.text(count, i, f" {count}", va="center")
+    cards_ax.set_yticks(range(len(names)), names)
+    cards_ax.set(xlim=(0, needed.cards * 1.2), xlabel="cards that it asks for")
+    cards_ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    counts = range(max(1, needed.cards - 2), needed.cards + 5)
+    latencies_by_cards = {
+        n: simulate_card(stations, rate_per_s / n, pictures).latencies_s for n in counts
+    }
+    p99_ms = {
+        n: 1e3 * float(np.quantile(latencies_s, 0.99))
+        for n, latencies_s in latencies_by_cards.items()
+    }
+    latency_ax.plot(list(p99_ms), list(p99_ms.values()), marker="o", color=st.BLUE)
+    latency_ax.axvline(needed.cards, color=st.VERMILLION, linestyle="--", label="by the formula")
+    latency_ax.set(yscale="log", xlabel="cards", ylabel="ms until 99 % are through")
+    latency_ax.legend()
+    cards_text = ", ".join(f"{name} {n}" for name, n in needed.by_station.items())
+    summary = ", ".join(f"{n}: {ms:.0f}" for n, ms in p99_ms.items())
     alt = (
-        f"Cards for {rate_per_s:.0f} pictures a second: {each}. Milliseconds until 99 % of "
-        f"{pictures} pictures that come at random are through, by cards: {told}."
+        f"Cards for {rate_per_s:.0f} pictures a second: {cards_text}. Milliseconds until 99 % of "
+        f"{pictures} pictures that come at random are through, by cards: {summary}."
     )
     return st.finish(fig, alt=alt)
 
@@ -211,85 +222,97 @@ def fig_knee(
     batched = Policy(instances, max_batch, delay_ms / 1e3)
     servers = {"one at a time": Policy(), f"up to {max_batch}": batched}
     service = Service(seconds=tuple(seconds))
-    told = []
-    highest = 1.0
+    alt_parts = []
+    highest_ms = 1.0
     for (name, policy), colour in zip(servers.items(), (st.VERMILLION, st.BLUE), strict=True):
-        most = policy.max_batch
-        capacity = policy.instances * most / service.batch_s(most)
+        max_size = policy.max_batch
+        capacity = policy.instances * max_size / service.batch_s(max_size)
         rates = [load * capacity for load in LOADS]
-        found = []
+        latencies_ms = []
         for rate in rates:
-            steps = (Step("m", service, policy),)
-            sizes = (12_000, 1, 2000)
-            served = simulate_serving(Scenario(Arrivals(rate_per_s=rate), steps, *sizes))
-            found.append(served.latency_s * 1e3)
-        ax.plot(rates, [x.mean() for x in found], "o-", color=colour, label=f"{name}: mean")
-        p99 = [float(np.percentile(x, 99)) for x in found]
-        highest = max(highest, *p99)
-        ax.plot(rates, p99, "s--", color=colour, label=f"{name}: p99")
+            scenario = Scenario(
+                arrivals=Arrivals(rate_per_s=rate),
+                steps=(Step("m", service, policy),),
+                requests=12_000,
+                seed=1,
+                warmup=2000,
+            )
+            latencies_ms.append(simulate_serving(scenario).latency_s * 1e3)
+        mean_ms = [samples_ms.mean() for samples_ms in latencies_ms]
+        ax.plot(rates, mean_ms, "o-", color=colour, label=f"{name}: mean")
+        p99_ms = [float(np.percentile(x, 99)) for x in latencies_ms]
+        highest_ms = max(highest_ms, *p99_ms)
+        ax.plot(rates, p99_ms, "s--", color=colour, label=f"{name}: p99")
         ax.axvline(capacity, color=colour, linestyle=":", linewidth=1, label=f"{name}: capacity")
-        told.append(
-            f"{name} p99 {p99[0]:.1f} ms at {rates[0]:.0f} a second, {p99[-1]:.0f} ms at "
+        alt_parts.append(
+            f"{name} p99 {p99_ms[0]:.1f} ms at {rates[0]:.0f} a second, {p99_ms[-1]:.0f} ms at "
             f"{rates[-1]:.0f}, capacity {capacity:.0f}"
         )
     ax.set(xlabel="requests a second", ylabel="time to the answer (ms)", yscale="log")
     st.numbered(ax.yaxis, TICKS_MS)
-    ax.set_ylim(0.8e3 * service.batch_s(1), 1.3 * highest)
+    ax.set_ylim(0.8e3 * service.batch_s(1), 1.3 * highest_ms)
     ax.legend()
-    return st.finish(fig, alt=f"Times that rise slowly, then like a wall. {'; '.join(told)}.")
+    return st.finish(fig, alt=f"Times that rise slowly, then like a wall. {'; '.join(alt_parts)}.")
 
 
 def fig_served(served: Served) -> st.LabFigure:
     """Return the share of requests answered within a time, and the histogram of batches."""
-    fig, (left, right) = st.new_figure(ncols=2, height_in=2.6, width_ratios=(3, 2))
+    fig, (latency_ax, batch_ax) = st.new_figure(ncols=2, height_in=2.6, width_ratios=(3, 2))
     times_s = np.sort(served.latency_s)
     shares = np.arange(1, len(times_s) + 1) / max(len(times_s), 1)
-    shown = np.linspace(0, max(len(times_s) - 1, 0), min(len(times_s), 400)).astype(int)
-    left.plot(times_s[shown], shares[shown], color=st.BLUE)
-    told = []
+    sample_places = np.linspace(0, max(len(times_s) - 1, 0), min(len(times_s), 400)).astype(int)
+    latency_ax.plot(times_s[sample_places], shares[sample_places], color=st.BLUE)
+    alt_parts = []
     for percent in (50, 95, 99) if len(times_s) else ():
         value = float(np.percentile(times_s, percent))
-        left.axvline(value, color=st.VERMILLION, linestyle=":", linewidth=1)
-        left.text(value, percent / 100 - 0.12, f" p{percent}", color=st.INK, fontsize=8)
-        told.append(f"p{percent} {value:.4g} s")
-    left.set(xlabel="time to the answer (s)", ylabel="share of requests", ylim=(0, 1.02))
+        latency_ax.axvline(value, color=st.VERMILLION, linestyle=":", linewidth=1)
+        latency_ax.text(value, percent / 100 - 0.12, f" p{percent}", color=st.INK, fontsize=8)
+        alt_parts.append(f"p{percent} {value:.4g} s")
+    latency_ax.set(xlabel="time to the answer (s)", ylabel="share of requests", ylim=(0, 1.02))
     sizes, counts = np.unique(served.batches(), return_counts=True)
-    right.bar(sizes, counts / max(counts.sum(), 1), color=st.BLUE, hatch="//", edgecolor=st.INK)
-    right.set(xlabel="items in a batch", ylabel="share of batches")
+    batch_ax.bar(sizes, counts / max(counts.sum(), 1), color=st.BLUE, hatch="//", edgecolor=st.INK)
+    batch_ax.set(xlabel="items in a batch", ylabel="share of batches")
     mean = f"{sizes @ counts / counts.sum():.3g}" if len(sizes) else "none"
-    return st.finish(fig, alt=f"Answers within a time: {', '.join(told)}; mean batch {mean} items.")
+    return st.finish(
+        fig, alt=f"Answers within a time: {', '.join(alt_parts)}; mean batch {mean} items."
+    )
 
 
 # -- the model against published measurements ------------------------------------------------------
 def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
     """Draw, per published row, the error of the time and of each pipe's busy share."""
-    shown = list(rows)
-    fig, (left, right) = st.new_figure(1, 2, height_in=0.9 + 0.26 * len(shown), sharey=True)
-    for y, row in enumerate(shown):
-        shares = [(right, row.share_errors[pipe], SHARE_LIMIT) for pipe in PIPES]
+    all_rows = list(rows)
+    fig, (time_ax, share_ax) = st.new_figure(
+        1, 2, height_in=0.9 + 0.26 * len(all_rows), sharey=True
+    )
+    for y, row in enumerate(all_rows):
+        shares = [(share_ax, row.share_errors[pipe], SHARE_LIMIT) for pipe in PIPES]
         errors = zip(
-            ((left, row.time_error, TIME_LIMIT), *shares), _MARKS[:1] + _MARKS, strict=True
+            ((time_ax, row.time_error, TIME_LIMIT), *shares), _MARKS[:1] + _MARKS, strict=True
         )
         for (ax, error, limit), (colour, marker) in errors:
             look = {"marker": marker, "color": colour, "linestyle": "none"}
             face = colour if abs(error) <= limit else "#FFFFFF"
             ax.plot([100 * error], [y], markerfacecolor=face, **look)
-    times = left, TIME_LIMIT, "time: model / published - 1, %"
-    for ax, limit, label in (times, (right, SHARE_LIMIT, "busy share: model - publ., points")):
+    times = time_ax, TIME_LIMIT, "time: model / published - 1, %"
+    for ax, limit, label in (times, (share_ax, SHARE_LIMIT, "busy share: model - publ., points")):
         ax.axvspan(-100 * limit, 100 * limit, color=st.LIGHT, zorder=0)
         ax.axvline(0, color=st.GREY, linewidth=0.8)
         ax.set_xlabel(label)
-    st.name_rows(left, [row.name for row in shown])
+    st.name_rows(time_ax, [row.name for row in all_rows])
     for pipe, (colour, marker) in zip(PIPES, _MARKS, strict=True):
-        right.plot([], [], marker=marker, color=colour, linestyle="none", label=pipe)
+        share_ax.plot([], [], marker=marker, color=colour, linestyle="none", label=pipe)
     fig.legend(loc="outside upper right", ncols=len(PIPES))
-    inside = sum(not row.misses for row in shown)
-    took = ", ".join(f"{row.name} {row.time_error:+.0%}" for row in shown)
-    off = ((row.name, p, e) for row in shown for p, e in row.share_errors.items())
-    wide = (f"{p} of {name} {e:+.0%}" for name, p, e in off if abs(e) > SHARE_LIMIT)
+    inside_count = sum(not row.misses for row in all_rows)
+    time_text = ", ".join(f"{row.name} {row.time_error:+.0%}" for row in all_rows)
+    share_errors = ((row.name, p, e) for row in all_rows for p, e in row.share_errors.items())
+    outside_texts = (
+        f"{p} of {name} {e:+.0%}" for name, p, e in share_errors if abs(e) > SHARE_LIMIT
+    )
     alt = (
-        f"Errors of the model on {len(shown)} published rows, {inside} of them inside both bands. "
-        f"Times: {took}. Shares outside: {', '.join(wide) or 'none'}."
+        f"Errors of the model on {len(all_rows)} published rows, {inside_count} of them inside "
+        "both bands. "
+        f"Times: {time_text}. Shares outside: {', '.join(outside_texts) or 'none'}."
     )
     return st.finish(fig, alt=alt)
 

@@ -1,4 +1,4 @@
-"""Formulas in three loop nests; any formula's nest; tails of split loops; five choices."""
+"""Figures of schedules: a formula in three loop nests, tails of split loops, five choices."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,10 +43,12 @@ def _start(y: Tensor, chip_name: str, *, keep: bool) -> Schedule:
     s = te.create_schedule(y, load_chip(chip_name))
     for name in [x.name for x in s.state.stages if not x.output]:
         stage = s.state.stage(name)
-        reads = [r for x in s.state.readers(name) if isinstance(x, stages.Stage) for r in x.reads]
-        once = len([r for r in reads if r.source == name]) == 1
-        moves = getattr(stage.expr, "op", "vcopy") in ("vcopy", "vconv")
-        if not stage.fold and (moves or (once and not keep)):
+        reader_operands = [
+            r for x in s.state.readers(name) if isinstance(x, stages.Stage) for r in x.reads
+        ]
+        has_one_reader = len([r for r in reader_operands if r.source == name]) == 1
+        only_copies = getattr(stage.expr, "op", "vcopy") in ("vcopy", "vconv")
+        if not stage.fold and (only_copies or (has_one_reader and not keep)):
             s = te.inline(s, name)
     return s
 
@@ -169,11 +171,11 @@ def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     st.pipe_legend(fig, ["MTE2", "V", "MTE3"], loc="outside lower center", ncols=3)
     if title:
         fig.suptitle(title, fontsize=10.5)
-    said = "; ".join(
+    summary = "; ".join(
         f"({letter}) {name}: {len(nest)} nests" if len(nest) > 1 else f"({letter}) {name}"
         for letter, (name, nest) in zip("abc", nests.items(), strict=True)
     )
-    return st.finish(fig, alt=f"Three loop nests of one formula on the {chip}: {said}.")
+    return st.finish(fig, alt=f"Three loop nests of one formula on the {chip}: {summary}.")
 
 
 def fig_nest_costs(operator: Operator) -> st.LabFigure:
@@ -204,40 +206,42 @@ def fig_nest_costs(operator: Operator) -> st.LabFigure:
 
 def _runs(operator: Operator, chip: str, shape: tuple[int, int]) -> Runs:
     """Time the three nests; None for one whose tiles do not fit."""
-    found: Runs = {}
+    timelines: Runs = {}
     for name, make in three_nests(operator(te.placeholder(shape, name="x")), chip).items():
         try:
-            found[name] = sim.simulate_kernel(te.lower(make()), load_chip(chip))
+            timelines[name] = sim.simulate_kernel(te.lower(make()), load_chip(chip))
         except errors.CapacityError:
-            found[name] = None
-    return found
+            timelines[name] = None
+    return timelines
 
 
 def _bars_of_cycles(ax: Any, runs: list[Runs], shapes: tuple[tuple[int, int], ...]) -> None:
+    """Draw the cycles of each nest, one bar for each shape."""
     looks = ((st.ORANGE, ""), (st.SKY, "///"))
-    top = max(r.cycles for each in runs for r in each.values() if r)
+    top = max(r.cycles for runs_of_shape in runs for r in runs_of_shape.values() if r)
     height = 0.68 / len(runs)
-    for number, (each, shape) in enumerate(zip(runs, shapes, strict=True)):
+    for number, (runs_of_shape, shape) in enumerate(zip(runs, shapes, strict=True)):
         (colour, hatch) = looks[number % len(looks)]
         label = f"rows of {shape[1]:,}"
-        for row, run in enumerate(each.values()):
-            at = row + (number - (len(runs) - 1) / 2) * height
+        for row, run in enumerate(runs_of_shape.values()):
+            position = row + (number - (len(runs) - 1) / 2) * height
             if run is None:
-                ax.text(0.01 * top, at, "whole rows do not fit", va="center", fontsize=7.5)
+                ax.text(0.01 * top, position, "whole rows do not fit", va="center", fontsize=7.5)
                 continue
             look = {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK, "linewidth": 0.6}
-            ax.barh(at, run.cycles, height=height, label=label, **look)
-            said = f"{run.cycles / 1000:,.0f}"
-            ax.text(run.cycles + 0.02 * top, at, said, va="center", fontsize=8)
+            ax.barh(position, run.cycles, height=height, label=label, **look)
+            text = f"{run.cycles / 1000:,.0f}"
+            ax.text(run.cycles + 0.02 * top, position, text, va="center", fontsize=8)
             label = ""
     ax.set_title("thousand cycles", loc="left", pad=3, fontsize=8.5)
     ax.legend(loc="upper left", bbox_to_anchor=(-0.02, 0.0), fontsize=7.5, borderpad=0.2)
     _letters(ax, len(runs[0]), 1.22 * top)
 
 
-def _letters(ax: Any, count: int, right: float) -> None:
+def _letters(ax: Any, count: int, x_end: float) -> None:
+    """Name the rows (a), (b), (c) and hide the x axis."""
     ax.set_yticks(range(count), [f"({letter})" for letter in "abc"[:count]])
-    ax.set(ylim=(count - 0.45, -0.55), xlim=(0, right), xticks=[])
+    ax.set(ylim=(count - 0.45, -0.55), xlim=(0, x_end), xticks=[])
     ax.spines["bottom"].set_visible(False)
     ax.tick_params(axis="y", length=0)
 
@@ -252,24 +256,24 @@ def fig_expression(
     run = sim.simulate_kernel(te.lower(schedule), load_chip(chip))
     per_element = ns.gm_bytes(run) / (rows * columns)
     rows_drawn = max(14.0, ns.height_of(nest))
-    fig, (left, right) = st.new_figure(ncols=2, height_in=0.2 + 0.24 * rows_drawn)
-    ns.draw_nest(left, nest, rows=rows_drawn)
-    left.set_title(f"{expression} on {chip}", loc="left", pad=3)
+    fig, (nest_ax, pipes_ax) = st.new_figure(ncols=2, height_in=0.2 + 0.24 * rows_drawn)
+    ns.draw_nest(nest_ax, nest, rows=rows_drawn)
+    nest_ax.set_title(f"{expression} on {chip}", loc="left", pad=3)
     pipes = [p for p in st.PIPE_STYLE if p in {*ns.pipes_in(nest), *run.busy_cycles}]
     shares = [100 * run.busy_cycles.get(p, 0) / run.cycles for p in pipes]
     for row, (pipe, share) in enumerate(zip(pipes, shares, strict=True)):
-        right.barh(row, share, height=0.62, **st.PIPE_STYLE[pipe].patch_args())
-        right.text(share + 1.5, row, f"{share:.0f}%", va="center", fontsize=8)
-    right.set_yticks(range(len(pipes)), pipes)
-    right.set(ylim=(len(pipes) - 0.4, -0.6), xlim=(0, 112))
-    right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
-    right.set_xlabel("busy share of the kernel's cycles")
+        pipes_ax.barh(row, share, height=0.62, **st.PIPE_STYLE[pipe].patch_args())
+        pipes_ax.text(share + 1.5, row, f"{share:.0f}%", va="center", fontsize=8)
+    pipes_ax.set_yticks(range(len(pipes)), pipes)
+    pipes_ax.set(ylim=(len(pipes) - 0.4, -0.6), xlim=(0, 112))
+    pipes_ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
+    pipes_ax.set_xlabel("busy share of the kernel's cycles")
     title = f"{run.cycles:,} cycles, {per_element:.1f} bytes per element"
-    right.set_title(title, loc="left", pad=3)
-    told = ", ".join(f"{p} {s:.0f}%" for p, s in zip(pipes, shares, strict=True))
+    pipes_ax.set_title(title, loc="left", pad=3)
+    summary = ", ".join(f"{p} {s:.0f}%" for p, s in zip(pipes, shares, strict=True))
     alt = (
         f"Default nest of {expression} on {rows} x {columns} on the {chip}: {len(run.phases)} "
-        f"phases, {run.cycles} cycles, {per_element:.1f} bytes per element. Busy: {told}."
+        f"phases, {run.cycles} cycles, {per_element:.1f} bytes per element. Busy: {summary}."
     )
     return st.finish(fig, alt=alt)
 
@@ -278,34 +282,36 @@ def fig_expression(
 def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
     """Draw the parts of a loop of n steps split by `factor`, with tails "cut" and "guard"."""
     fig, ax = st.new_figure(height_in=1.7)
-    said = []
+    alt_parts = []
     x = te.placeholder((n,), name="x")
     y = te.compute((n,), lambda i: x[i] * 2.0, name="y")
     for line, tail in enumerate(("cut", "guard")):
         s = te.split(te.create_schedule(y, load_chip("Toy")), "y", "i", factor, tail=tail)
         parts = list(steps(s.state.stage("y").loops[0], boxes.Range(isa.Affine(), n)))
         ranges = [(part.start.const, part.count) for part in parts]
-        twice = sum(count for _, count in ranges) - n
+        repeated = sum(count for _, count in ranges) - n
         for number, (start, count) in enumerate(ranges):
-            moved = bool(twice) and number == len(ranges) - 1
-            looks = (st.BLUE, "#FFFFFF"), (st.SKY, st.INK), (st.ORANGE, st.INK)
-            face, ink = looks[2 if moved else number % 2]
-            # a label keeps out of the hatched
-            low = 2.4 * line + moved
-            hidden = twice * moved
-            ax.barh(low, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
-            middle = start + hidden + (count - hidden) / 2
-            st.put(ax, middle, low, f"{count} from {start}", color=ink)
-        if twice:
+            face, ink = (st.SKY, st.INK) if number % 2 else (st.BLUE, "#FFFFFF")
+            bar_y = 2.4 * line
+            repeated_here = 0
+            if repeated and number == len(ranges) - 1:  # the last part, moved back
+                face, ink = (st.ORANGE, st.INK)
+                bar_y += 1.0
+                repeated_here = repeated
+            ax.barh(bar_y, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
+            # the middle of what is not hatched
+            middle = start + repeated_here + (count - repeated_here) / 2
+            st.put(ax, middle, bar_y, f"{count} from {start}", color=ink)
+        if repeated:
             shared = {"facecolor": "none", "edgecolor": st.INK, "hatch": "////", "linewidth": 0}
-            ax.barh(2.4 * line + 0.5, twice, 1.8, n - factor, **shared)
+            ax.barh(2.4 * line + 0.5, repeated, 1.8, n - factor, **shared)
         counts = ", ".join(str(count) for _, count in ranges)
-        said.append(f"{tail}: parts of {counts}, {twice} elements computed twice")
+        alt_parts.append(f"{tail}: parts of {counts}, {repeated} elements computed twice")
     ax.set_yticks([0, 2.9], ["cut", "guard"])
     ax.set(ylim=(4.1, -0.7), xlim=(-0.05, n + 0.05))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel(f"element of y, n = {n}, split by {factor} (hatched: computed twice)")
-    return st.finish(fig, alt=f"A loop of {n} steps split by {factor}. " + "; ".join(said))
+    return st.finish(fig, alt=f"A loop of {n} steps split by {factor}. " + "; ".join(alt_parts))
 
 
 # -- choices -------------------------------------------------------------------------------------
@@ -343,21 +349,21 @@ def fig_choices(
     machine = load_chip(chip)
     schedule = chosen(machine, n, inline=inline, tile=tile, tail=tail, slots=slots, cores=cores)
     run = sim.simulate_kernel(te.lower(schedule), machine)
-    best = sim.simulate_kernel(te.lower(te.auto_schedule(add_relu(n), machine)), machine)
-    fig, (left, right) = st.new_figure(1, 2, 2.9, width_ratios=(3, 2))
+    default_run = sim.simulate_kernel(te.lower(te.auto_schedule(add_relu(n), machine)), machine)
+    fig, (nest_ax, cycles_ax) = st.new_figure(1, 2, 2.9, width_ratios=(3, 2))
     nest = ns.compact(schedule)
-    ns.draw_nest(left, nest, rows=max(ns.height_of(nest), 11.0), size=8)
-    left.set_xlim(-0.01, 1.01)
-    bars = {"yours": (run.cycles, st.BLUE), "default": (best.cycles, st.GREY)}
+    ns.draw_nest(nest_ax, nest, rows=max(ns.height_of(nest), 11.0), size=8)
+    nest_ax.set_xlim(-0.01, 1.01)
+    bars = {"yours": (run.cycles, st.BLUE), "default": (default_run.cycles, st.GREY)}
     for place, (name, (cycles, colour)) in enumerate(bars.items()):
-        right.plot([cycles], [place], "o", color=colour, markersize=9, markeredgecolor=st.INK)
-        right.text(1200, place - 0.3, f"{name}: {cycles:,} cycles", fontsize=8, va="center")
-    right.set(xscale="log", xlim=(1000, 1e7), ylim=(1.5, -0.7), yticks=[])
-    right.grid(axis="x")
-    right.set_xlabel(f"cycles; {ns.gm_bytes(run) / 1e6:.2f} MB cross the GM interface")
+        cycles_ax.plot([cycles], [place], "o", color=colour, markersize=9, markeredgecolor=st.INK)
+        cycles_ax.text(1200, place - 0.3, f"{name}: {cycles:,} cycles", fontsize=8, va="center")
+    cycles_ax.set(xscale="log", xlim=(1000, 1e7), ylim=(1.5, -0.7), yticks=[])
+    cycles_ax.grid(axis="x")
+    cycles_ax.set_xlabel(f"cycles; {ns.gm_bytes(run) / 1e6:.2f} MB cross the GM interface")
     text = (
         f"relu(a + b) on {n:,} elements of {chip}, inline {inline}, tile {tile}, tail {tail}, "
         f"{slots} slots, {cores} cores: {run.cycles:,} cycles and {ns.gm_bytes(run):,} bytes "
-        f"to and from GM; the default schedule takes {best.cycles:,} cycles"
+        f"to and from GM; the default schedule takes {default_run.cycles:,} cycles"
     )
     return st.finish(fig, alt=text)

@@ -1,4 +1,4 @@
-"""Which tensors cross which level of memory on their way to the vector unit and back."""
+"""Figures of fusing: which tensors cross which level of memory, before and after."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from ascend_lab.operators import dsl
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """An operand of a vector instruction, all its tiles together: up to the unit or down from it.
+    """An operand of a vector instruction, all its tiles together: to the unit (`up`) or from it.
 
     `tensor` is its name in GM, "" if it lives in UB only. Bytes of all cores: between UB and the
     vector unit, between L2 and UB, between memory and L2.
@@ -48,9 +48,9 @@ def operations(launch: Launch) -> list[Operation]:
     Instructions on other parts of the same buffers belong to one operation; one on the very same
     part is the next operation.
     """
-    found: dict[tuple[Any, ...], Operation] = {}
+    by_key: dict[tuple[Any, ...], Operation] = {}
     for part in launch.parts:
-        seen: Counter[str] = Counter()
+        repeats: Counter[str] = Counter()
         for step, times in part.program.instructions():
             if step.pipe != "V" or step.dst is None or not step.srcs:
                 continue
@@ -58,127 +58,148 @@ def operations(launch: Launch) -> list[Operation]:
             names = tuple(r.buffer.name for r in regions)
             sizes = tuple(r.size_bytes * times * part.core_count for r in regions)
             place = f"{step.op} {names} {step.dst}"
-            key = (step.op, *names, seen[place])
-            seen[place] += 1
-            old = found.get(key, Operation(step.op.removeprefix("v"), names, (0,) * len(names)))
-            sums = tuple(a + b for a, b in zip(old.sizes, sizes, strict=True))
-            found[key] = replace(old, sizes=sums)
-    return list(found.values())
+            key = (step.op, *names, repeats[place])
+            repeats[place] += 1
+            previous = by_key.get(
+                key, Operation(step.op.removeprefix("v"), names, (0,) * len(names))
+            )
+            total_sizes = tuple(a + b for a, b in zip(previous.sizes, sizes, strict=True))
+            by_key[key] = replace(previous, sizes=total_sizes)
+    return list(by_key.values())
 
 
 def crossings(kernel: Kernel, chip: Chip) -> list[Crossing]:
     """Return the operands and the result of every vector operation, in order."""
-    return [found for launch in kernel.phases for found in _of_launch(launch, chip)]
+    return [crossing for launch in kernel.phases for crossing in _of_launch(launch, chip)]
 
 
 def _of_launch(launch: Launch, chip: Chip) -> list[Crossing]:
+    """Return the crossings of one launch.
+
+    The first operation that reads a loaded tile counts its load, the last that writes a stored
+    tile its store.
+    """
     traffic = sim.analyse(launch, chip)
     loads = _copies(launch, "MTE2")
     stores = _copies(launch, "MTE3")
     ops = operations(launch)
-    last = {op.buffers[-1]: number for number, op in enumerate(ops)}
-    out: list[Crossing] = []
+    last_write = {op.buffers[-1]: number for number, op in enumerate(ops)}
+    found_crossings: list[Crossing] = []
     for number, op in enumerate(ops):
         for name, size in zip(op.buffers[:-1], op.sizes, strict=False):
-            out.append(_in_memory(Crossing("", True, size), loads.pop(name, None), traffic))
+            found_crossings.append(
+                _in_memory(Crossing("", True, size), loads.pop(name, None), traffic)
+            )
         result = op.buffers[-1]
-        stored = stores.get(result) if last[result] == number else None
-        out.append(_in_memory(Crossing("", False, op.sizes[-1]), stored, traffic))
-    return out
+        store = stores.get(result) if last_write[result] == number else None
+        found_crossings.append(_in_memory(Crossing("", False, op.sizes[-1]), store, traffic))
+    return found_crossings
 
 
-def _in_memory(found: Crossing, copied: tuple[str, int] | None, traffic: sim.Traffic) -> Crossing:
+def _in_memory(crossing: Crossing, copy: tuple[str, int] | None, traffic: sim.Traffic) -> Crossing:
     """Add what a tile's copy from or to GM moves, if it has one."""
-    if copied is None:
-        return found
-    tensor, size = copied
-    share = (
-        traffic.memory_share.get(tensor, 1.0) if found.up else float(traffic.memory_write_bytes > 0)
-    )
-    return replace(found, tensor=tensor, path_bytes=size, memory_bytes=round(share * size))
+    if copy is None:
+        return crossing
+    tensor, size = copy
+    # the part of these bytes that passes on between L2 and memory
+    if crossing.up:
+        share = traffic.memory_share.get(tensor, 1.0)
+    else:
+        share = 1.0 if traffic.memory_write_bytes > 0 else 0.0
+    return replace(crossing, tensor=tensor, path_bytes=size, memory_bytes=round(share * size))
 
 
 def _copies(launch: Launch, pipe: str) -> dict[str, tuple[str, int]]:
     """Return, by UB buffer, the GM tensor it is copied from or to, and the bytes of all cores."""
-    found: dict[str, tuple[str, int]] = {}
+    copies: dict[str, tuple[str, int]] = {}
     for part in launch.parts:
         for step, times in part.program.instructions():
             if step.pipe == pipe and step.dst is not None and step.srcs:
-                ends = (step.srcs[0].buffer.name, step.dst.buffer.name)
-                tensor, tile = ends if pipe == "MTE2" else ends[::-1]
-                before = found.get(tile, (tensor, 0))[1]
+                source_and_target = (step.srcs[0].buffer.name, step.dst.buffer.name)
+                tensor, tile = source_and_target if pipe == "MTE2" else source_and_target[::-1]
+                size_so_far = copies.get(tile, (tensor, 0))[1]
                 size = min(step.dst.size_bytes, step.srcs[0].size_bytes)
-                found[tile] = (tensor, before + size * times * part.core_count)
-    return found
+                copies[tile] = (tensor, size_so_far + size * times * part.core_count)
+    return copies
 
 
 # -- the fusion chapter: bytes per level before and after, and what long chains gain ---------------
 MIB = 2**20
 BANDS = {"memory": (0.0, 0.5), "L2": (1.35, 1.85), "UB": (2.7, 3.2), "V": (4.05, 4.6)}
+"""Each level of memory is drawn as a horizontal band: its lower and upper edge."""
 GAPS = {"memory": (0.5, 1.35), "L2": (1.85, 2.7), "UB": (3.2, 4.05)}
+"""The gap above each band, which the arrows cross."""
 LOOKS = ((st.BLUE, "o"), (st.GREEN, "^"), (st.ORANGE, "D"), (st.VERMILLION, "s"), (st.PURPLE, "v"))
 
 
-def chain_kernels(chip: Chip, length: int, elements: int, each: str) -> tuple[Kernel, Kernel]:
+def chain_kernels(chip: Chip, length: int, elements: int, operator: str) -> tuple[Kernel, Kernel]:
     """Return a chain of elementwise operators as one phase per operator, and fused.
 
-    The first is h1 = a + b. The others are a ReLU each (`each` "relu") or add one more input
+    The first is h1 = a + b. The others are a ReLU each (`operator` "relu") or add one more input
     ("add"). Every phase has the default schedule.
     """
     a, b = (dsl.placeholder((elements,), name=name) for name in "ab")
-    whole = dsl.vadd(a, b)
+    fused_result = dsl.vadd(a, b)
     phases: list[Launch] = []
     for number in range(1, length + 1):
         name = f"h{number}" if number < length else "y"
-        more = dsl.placeholder((elements,), name="abcdefg"[number] if number < 7 else f"x{number}")
-        before = dsl.placeholder((elements,), name=f"h{number - 1}") if number > 1 else a
-        if each == "relu" and number > 1:
-            alone = dsl.vrelu(before)
-            whole = dsl.vrelu(whole)
+        next_input = dsl.placeholder(
+            (elements,), name="abcdefg"[number] if number < 7 else f"x{number}"
+        )
+        previous = dsl.placeholder((elements,), name=f"h{number - 1}") if number > 1 else a
+        if operator == "relu" and number > 1:
+            result = dsl.vrelu(previous)
+            fused_result = dsl.vrelu(fused_result)
         else:
-            alone = dsl.vadd(before, more)
-            whole = dsl.vadd(whole, more) if number > 1 else whole
-        alone = dsl.renamed(alone, name)
-        phases += dsl.lower(dsl.auto_schedule(alone, chip)).phases
-    fused = dsl.lower(dsl.auto_schedule(dsl.renamed(whole, "y"), chip))
+            result = dsl.vadd(previous, next_input)
+            fused_result = dsl.vadd(fused_result, next_input) if number > 1 else fused_result
+        result = dsl.renamed(result, name)
+        phases += dsl.lower(dsl.auto_schedule(result, chip)).phases
+    fused = dsl.lower(dsl.auto_schedule(dsl.renamed(fused_result, "y"), chip))
     return Kernel("apart", tuple(phases)), fused
 
 
 def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> st.LabFigure:
     """Draw the bytes that cross every level, before fusing and after."""
     runs = [sim.simulate_kernel(kernel, chip) for kernel in (before, after)]
-    ways = [crossings(kernel, chip) for kernel in (before, after)]
-    most = max(c.port_bytes for way in ways for c in way)
+    crossings_of = [crossings(kernel, chip) for kernel in (before, after)]
+    largest_bytes = max(c.port_bytes for kernel_crossings in crossings_of for c in kernel_crossings)
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=5.0, width_ratios=(3.1, 1))
     axes[1, 1].sharex(axes[0, 1])
-    for row, (run, way) in enumerate(zip(runs, ways, strict=True)):
-        ghosts = ways[0] if row and len(ways[0]) == len(way) else ()
+    for row, (run, kernel_crossings) in enumerate(zip(runs, crossings_of, strict=True)):
+        # below, arrows of the first kernel that are gone are drawn as outlines
+        is_comparable = row == 1 and len(crossings_of[0]) == len(kernel_crossings)
         _draw_bands(axes[row, 0], [operations(p) for p in (before, after)[row].phases])
-        for column, crossing in enumerate(way):
-            ghost = ghosts[column] if ghosts else None
-            _draw_column(axes[row, 0], column + 0.5, crossing, ghost, most)
+        for column, crossing in enumerate(kernel_crossings):
+            earlier = crossings_of[0][column] if is_comparable else None
+            _draw_column(axes[row, 0], column + 0.5, crossing, earlier, largest_bytes)
         axes[row, 0].set_title(_title(run), loc="left", pad=4)
-        _draw_totals(axes[row, 1], way)
+        _draw_totals(axes[row, 1], kernel_crossings)
     axes[0, 1].set_title("bytes (MiB)", loc="left", pad=4)
-    ends = ("UB and the vector unit", "L2 and UB", "memory and L2")
+    levels = ("UB and the vector unit", "L2 and UB", "memory and L2")
     parts = []
-    for run, way in zip(runs, ways, strict=True):
-        sizes = zip(_totals(way).values(), ends, strict=True)
-        told = ", ".join(f"{size / MIB:.4g} MiB between {both}" for size, both in sizes)
-        parts.append(f"{_title(run)}: {told}")
+    for run, kernel_crossings in zip(runs, crossings_of, strict=True):
+        sizes = zip(_totals(kernel_crossings).values(), levels, strict=True)
+        summary = ", ".join(f"{size / MIB:.4g} MiB between {level}" for size, level in sizes)
+        parts.append(f"{_title(run)}: {summary}")
     return st.finish(fig, alt=f"Bytes across the levels of {chip.name}. {'; '.join(parts)}.")
 
 
 def _title(run: sim.KernelTimeline) -> str:
+    """Return what a kernel consists of, its cycles, and what limits its longest phase."""
     count = len(run.phases)
-    what = f"{count} operators apart" if count > 1 else "one kernel"
-    worst = max(run.phases, key=lambda phase: phase.cycles).limit
-    return f"{what}: {run.cycles:,} cycles, limit {worst}"
+    subject = f"{count} operators apart" if count > 1 else "one kernel"
+    limit = max(run.phases, key=lambda phase: phase.cycles).limit
+    return f"{subject}: {run.cycles:,} cycles, limit {limit}"
 
 
-def _totals(way: Sequence[Crossing]) -> dict[str, int]:
-    sizes = [(c.port_bytes, c.path_bytes, c.memory_bytes) for c in way]
-    return dict(zip(("UB", "L2", "memory"), map(sum, zip(*sizes, strict=True)), strict=True))
+def _totals(kernel_crossings: Sequence[Crossing]) -> dict[str, int]:
+    """Return the bytes that cross the gap above each level."""
+    return {
+        "UB": sum(crossing.port_bytes for crossing in kernel_crossings),
+        "L2": sum(crossing.path_bytes for crossing in kernel_crossings),
+        "memory": sum(crossing.memory_bytes for crossing in kernel_crossings),
+    }
 
 
 def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
@@ -205,40 +226,48 @@ def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
         st.box(ax, first + 0.06, low, left - first - 0.12, high - low, fc=st.LIGHT)
 
 
-def _draw_column(ax: Any, x: float, crossing: Crossing, ghost: Crossing | None, most: int) -> None:
+def _draw_column(
+    ax: Any, x: float, crossing: Crossing, earlier: Crossing | None, largest_bytes: int
+) -> None:
+    """Draw the arrows of one operand or result; those of `earlier` that are gone as outlines."""
     up = crossing.up
-    _arrow(ax, x, GAPS["UB"], up, crossing.port_bytes / most, st.GREEN)
+    _arrow(ax, x, GAPS["UB"], up, crossing.port_bytes / largest_bytes, st.GREEN)
     colour = st.BLUE if up else st.PURPLE
     sizes = {"L2": crossing.path_bytes, "memory": crossing.memory_bytes}
-    old = {"L2": ghost.path_bytes, "memory": ghost.memory_bytes} if ghost else {}
+    earlier_sizes = {"L2": earlier.path_bytes, "memory": earlier.memory_bytes} if earlier else {}
     for level, size in sizes.items():
         if size:
-            _arrow(ax, x, GAPS[level], up, size / most, colour)
-        elif old.get(level):
-            _arrow(ax, x, GAPS[level], up, old[level] / most, "")
-    name = crossing.tensor or (ghost.tensor if ghost else "")
-    for level in ["UB"] + ["memory" if sizes["memory"] else "L2"] * bool(sizes["L2"]):
+            _arrow(ax, x, GAPS[level], up, size / largest_bytes, colour)
+        elif earlier_sizes.get(level):
+            _arrow(ax, x, GAPS[level], up, earlier_sizes[level] / largest_bytes, "")
+    name = crossing.tensor or (earlier.tensor if earlier else "")
+    named_levels = ["UB"]
+    if sizes["L2"]:
+        named_levels.append("memory" if sizes["memory"] else "L2")
+    for level in named_levels:
         st.put(ax, x, sum(BANDS[level]) / 2, name)
 
 
 def _arrow(ax: Any, x: float, gap: st.Point, up: bool, share: float, colour: str) -> None:
-    """Draw an arrow across a gap, as wide as its share of bytes; no colour means a ghost."""
+    """Draw an arrow across a gap, as wide as its share of bytes; without a colour, an outline."""
     low = gap[0] + 0.07
     high = gap[1] - 0.07
     half = 0.17 * share
     head = 0.32
     neck, tip, tail = (high - head, high, low) if up else (low + head, low, high)
-    wide = half + 0.13
-    corners = [(x - half, tail), (x - half, neck), (x - wide, neck), (x, tip)]
-    corners += [(2 * x - px, py) for px, py in reversed(corners[:3])]
+    half_head = half + 0.13
+    left_corners = [(x - half, tail), (x - half, neck), (x - half_head, neck)]
+    right_corners = [(2 * x - left, y) for left, y in reversed(left_corners)]
+    corners = [*left_corners, (x, tip), *right_corners]
     look: dict[str, Any] = {"facecolor": colour, "edgecolor": st.INK, "linewidth": 0.6}
     if not colour:
         look = {"fc": "none", "ec": st.GREY, "linewidth": 0.9, "linestyle": (0, (3, 2))}
     ax.add_patch(Polygon(corners, closed=True, **look))
 
 
-def _draw_totals(ax: Any, way: Sequence[Crossing]) -> None:
-    total = _totals(way)
+def _draw_totals(ax: Any, kernel_crossings: Sequence[Crossing]) -> None:
+    """Draw the bytes that cross each gap as bars at its height."""
+    total = _totals(kernel_crossings)
     colours = {"UB": st.GREEN, "L2": st.BLUE, "memory": st.GREY}
     for level, size in total.items():
         middle = sum(GAPS[level]) / 2
@@ -260,8 +289,8 @@ def fig_fusion(
     """
     base = load_chip(chip)
     small = replace(base, buffers={**base.buffers, "UB": 1024 * ub_kib})
-    before, after = chain_kernels(small, length, mib * MIB // 2, each)
-    return fig_levels(before, after, small)
+    separate, fused = chain_kernels(small, length, mib * MIB // 2, each)
+    return fig_levels(separate, fused, small)
 
 
 def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float]]) -> st.LabFigure:
@@ -270,24 +299,24 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
     `gains` holds one number per length under each label.
     """
     fig, ax = st.new_figure(height_in=2.9)
-    said = []
+    alt_parts = []
     for (label, values), (colour, marker) in zip(gains.items(), LOOKS, strict=False):
         ax.plot(lengths, values, color=colour, marker=marker, ms=4.5)
         place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
         ax.annotate(label, (lengths[-1], values[-1]), color=colour, fontsize=8, **place)
-        best, at = max((gain, -i) for i, gain in enumerate(values))
-        most = f"{best:.2f} at best, with {lengths[-at]} additions"
-        said.append(f"{label}: {most}, {values[-1]:.2f} with {lengths[-1]}")
+        best = max(range(len(values)), key=lambda place: values[place])
+        best_text = f"{values[best]:.2f} at best, with {lengths[best]} additions"
+        alt_parts.append(f"{label}: {best_text}, {values[-1]:.2f} with {lengths[-1]}")
     ax.hlines(1.0, lengths[0], lengths[-1], color=st.INK, linewidth=0.8)
     st.doubling(ax, lengths)
     ax.margins(x=0.03)
     ax.set_xlim(right=lengths[-1] * 1.5)
     ax.set(xlabel="additions in the chain, each with an input of its own")
     ax.set_ylabel("times faster than apart")
-    return st.finish(fig, alt=f"Gain of fusing a chain of additions. {'; '.join(said)}.")
+    return st.finish(fig, alt=f"Gain of fusing a chain of additions. {'; '.join(alt_parts)}.")
 
 
-# -- which core makes which number: bands of operators that split along different axes -------------
+# -- which core makes which number, of operators that split along different axes -------------------
 TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"}
 
 
@@ -301,22 +330,26 @@ def fig_owners(maps: Mapping[str, np.ndarray]) -> st.LabFigure:
     fig, axes = st.new_figure(ncols=len(maps), height_in=2.3)
     names = list(maps)
     cores = int(max(m.max() for m in maps.values())) + 1
-    said = []
+    alt_parts = []
     for place, (ax, name) in enumerate(zip(axes, names, strict=True)):
-        core = maps[name]
-        ax.imshow(core.T, cmap="cividis", vmin=0, vmax=cores - 1, aspect="auto")
+        owners = maps[name]
+        ax.imshow(owners.T, cmap="cividis", vmin=0, vmax=cores - 1, aspect="auto")
         ax.set_title(TITLES.get(name, name), loc="left")
         ax.set(xticks=[], yticks=[], facecolor="none")
         for spine in ax.spines.values():
             spine.set(visible=True, color=st.INK, linewidth=0.6)
-        cut = [n for i, n in enumerate(("points", "channels")) if np.diff(core, axis=i).any()]
-        said.append(f"{TITLES.get(name, name)} is cut along the {' and '.join(cut) or 'nothing'}")
+        cut_axes = [
+            n for i, n in enumerate(("points", "channels")) if np.diff(owners, axis=i).any()
+        ]
+        alt_parts.append(
+            f"{TITLES.get(name, name)} is cut along the {' and '.join(cut_axes) or 'nothing'}"
+        )
         if place + 1 < len(names) and names[place + 1] != "fused":
-            share = float(np.mean(core == maps[names[place + 1]]))
+            share = float(np.mean(owners == maps[names[place + 1]]))
             ax.set_xlabel(f"{share:.1%} stay")
-            said[-1] += f", {share:.1%} of its numbers stay on their core"
+            alt_parts[-1] += f", {share:.1%} of its numbers stay on their core"
         elif name == "fused":
             ax.set_xlabel("all stay")
     axes[0].set_ylabel("channels")
     fig.supxlabel("points", fontsize=9)
-    return st.finish(fig, alt=f"Owners among {cores} cores: {'; '.join(said)}.")
+    return st.finish(fig, alt=f"Owners among {cores} cores: {'; '.join(alt_parts)}.")

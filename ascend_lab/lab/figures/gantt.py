@@ -17,12 +17,15 @@ from ascend_lab.machine.sim import Span, Timeline, simulate
 FLOW = ("S", "MTE2", "MTE1", "M", "V", "FIX", "MTE3")
 """Rows from top to bottom: the way data goes through a core."""
 BAR = 0.62
+"""Height of a bar of work, where rows are 1 apart."""
 STALL = 0.24
+"""Height of a stall."""
 RAIL = 0.42
-"""Height of a working bar and of a stall, and how far below its row the critical path runs."""
+"""How far below the middle of a row the critical path runs."""
 MAX_BARS = 1500
 """Above this many bars in a window, neighbours closer than a pixel are drawn as one."""
 Window = tuple[int, int]
+"""First and last cycle that are drawn."""
 
 
 def pipes_of(timelines: Iterable[Timeline]) -> list[str]:
@@ -50,15 +53,15 @@ def draw_gantt(
     spans = [s for s in timeline.spans if s.end > first and s.start < last]
     gap = (last - first) / 1000 if len(spans) > MAX_BARS else -1
     for pipe, row in rows.items():
-        own = [s for s in spans if s.pipe == pipe]
-        work = [(s.start, s.end) for s in own if not _is_sync(s)]
-        stalls = [(s.start, s.start + s.stall_cycles) for s in own if s.stall_cycles]
-        fences = [(s.start + s.stall_cycles, s.end) for s in own if s.name == "barrier"]
+        pipe_spans = [s for s in spans if s.pipe == pipe]
+        work = [(s.start, s.end) for s in pipe_spans if not _is_sync(s)]
+        stalls = [(s.start, s.start + s.stall_cycles) for s in pipe_spans if s.stall_cycles]
+        barriers = [(s.start + s.stall_cycles, s.end) for s in pipe_spans if s.name == "barrier"]
         look = st.PIPE_STYLE[pipe].patch_args()
         for pieces, size, args in ((work, BAR, look), (stalls, STALL, _STALL_STYLE)):
             for start, end in _merge(pieces, gap):
                 ax.barh(row, end - start, size, left=start, **args)
-        for start, end in _merge(fences, 0):
+        for start, end in _merge(barriers, 0):
             if end > start:
                 ax.barh(row, end - start, BAR, left=start, color=st.GREY)
     _draw_latency(ax, timeline, spans, rows)
@@ -83,22 +86,23 @@ _LATENCY_STYLE: dict[str, Any] = {"color": st.INK, "linewidth": 1.0, "linestyle"
 
 
 def _is_sync(span: Span) -> bool:
+    """Tell whether a span is a flag or a barrier, not work."""
     return span.name.startswith(("set_flag", "wait_flag", "barrier"))
 
 
 def _merge(pieces: Sequence[tuple[int, int]], gap: float) -> list[tuple[int, int]]:
     """Join pieces at most `gap` cycles apart; a negative gap joins nothing."""
-    out: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, end in pieces:
-        if out and start - out[-1][1] <= gap:
-            out[-1] = (out[-1][0], end)
+        if merged and start - merged[-1][1] <= gap:
+            merged[-1] = (merged[-1][0], end)
         else:
-            out.append((start, end))
-    return out
+            merged.append((start, end))
+    return merged
 
 
 def _draw_latency(ax: Any, timeline: Timeline, spans: Sequence[Span], rows: dict[str, int]) -> None:
-    """Draw, behind a bar, the latency that somebody had to wait for: its flag came that late."""
+    """Draw, behind a bar, the latency for which another pipe had to wait: the flag came later."""
     drawn = set()
     for span in spans:
         if not span.stall_cycles or span.previous < 0:
@@ -126,19 +130,20 @@ def _number(ax: Any, timeline: Timeline, rows: dict[str, int], window: Window) -
     width = window[1] - window[0]
     for pipe, row in rows.items():
         look = st.PIPE_STYLE[pipe]
-        halo = [Stroke(linewidth=3, foreground=look.colour), Normal()]  # keeps the hatch off
+        # an edge in the colour of the bar keeps the hatch out of the letters
+        halo = [Stroke(linewidth=3, foreground=look.colour), Normal()]
         for count, (start, end) in enumerate(work_pieces(timeline, pipe)):
             low = max(start, window[0])
             high = min(end, window[1])
             if high - low > 0.011 * width * (1 + len(str(count))):
-                how = {"color": look.text_colour, "path_effects": halo}
-                st.put(ax, (low + high) / 2, row, str(count), **how)
+                look_of_number = {"color": look.text_colour, "path_effects": halo}
+                st.put(ax, (low + high) / 2, row, str(count), **look_of_number)
 
 
 def work_pieces(timeline: Timeline, pipe: str) -> list[tuple[int, int]]:
     """Return (start, end) of each run of work that no flag or barrier interrupts, in cycles."""
-    own = [span for span in timeline.spans if span.pipe == pipe]
-    runs = [list(run) for sync, run in groupby(own, _is_sync) if not sync]
+    pipe_spans = [span for span in timeline.spans if span.pipe == pipe]
+    runs = [list(run) for sync, run in groupby(pipe_spans, _is_sync) if not sync]
     return [(run[0].start, run[-1].end) for run in runs]
 
 
@@ -162,9 +167,9 @@ def describe(timeline: Timeline, window: Window | None = None) -> str:
     first, last = window or (0, timeline.cycles)
     shares = []
     for pipe in pipes_of([timeline]):
-        own = (s for s in timeline.spans if s.pipe == pipe and not _is_sync(s))
-        inside = sum(max(0, min(s.end, last) - max(s.start, first)) for s in own)
-        shares.append(f"{pipe} works {inside / (last - first):.0%}")
+        work_spans = (s for s in timeline.spans if s.pipe == pipe and not _is_sync(s))
+        work_cycles = sum(max(0, min(s.end, last) - max(s.start, first)) for s in work_spans)
+        shares.append(f"{pipe} works {work_cycles / (last - first):.0%}")
     text = f"{timeline.name}, cycles {first} to {last} of {timeline.cycles}: {', '.join(shares)}"
     if timeline.stalls:
         (pipe, event), cycles = next(iter(timeline.stalls.items()))
@@ -196,7 +201,7 @@ def fig_gantt(
 
 
 # -- the overlap chapter: Gantt charts compared, circuits, what one more buffer buys ---------------
-Kernel = Callable[[Chip, Sequence[int], int, int], isa.Program]
+QueueKernel = Callable[[Chip, Sequence[int], int, int], isa.Program]
 """A queue kernel as the chapter writes it: (chip, polynomial degree of each tile, slots of each
 queue, number of rounds over those tiles) -> program."""
 LOOKS = ((st.BLUE, "o"), (st.VERMILLION, "s"), (st.GREEN, "^"), (st.ORANGE, "D"))
@@ -205,12 +210,12 @@ LOOKS = ((st.BLUE, "o"), (st.VERMILLION, "s"), (st.GREEN, "^"), (st.ORANGE, "D")
 def fig_buffer_depths(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw labelled timelines as Gantt charts one under the other, on one time axis in cycles."""
     pipes = pipes_of(timelines.values())
-    shown = (0, max(t.cycles for t in timelines.values()))
+    window = (0, max(t.cycles for t in timelines.values()))
     height = 0.7 + len(timelines) * (0.28 + 0.23 * len(pipes))
     fig, axes = st.new_figure(nrows=len(timelines), height_in=height, sharex=True)
     panels = st.panels(axes)
     for ax, (label, timeline) in zip(panels, timelines.items(), strict=True):
-        draw_gantt(ax, timeline, window=shown, pipes=pipes, critical=False)
+        draw_gantt(ax, timeline, window=window, pipes=pipes, critical=False)
         ax.set_title(f"{label}: {timeline.cycles:,} cycles", loc="left", pad=3)
         ax.spines["bottom"].set_visible(ax is panels[-1])
         ax.tick_params(axis="x", length=3 if ax is panels[-1] else 0)
@@ -221,6 +226,7 @@ def fig_buffer_depths(timelines: Mapping[str, Timeline]) -> st.LabFigure:
 
 
 def _shares(timeline: Timeline) -> str:
+    """Return the busy share of each pipe in words."""
     busy = timeline.busy_cycles
     return ", ".join(f"{p} {busy[p] / timeline.cycles:.0%}" for p in pipes_of([timeline]))
 
@@ -251,16 +257,16 @@ def fig_circuits(
         _arc(ax, (x - 0.5, 0.55), (x + 0.5, 0.55), -1.5, name == slowest)
         tokens.append((x, 1.36))
         _label(ax, x, 1.9, f"{cycles} / 1 = {cycles}", name == slowest)
-    bold = slowest == "slots"
-    _arc(ax, (3.45, 0.2), (6.55, 0.2), -0.12, bold)
-    _arc(ax, (6.55, -0.25), (3.45, -0.25), -0.28, bold)
+    slots_are_slowest = slowest == "slots"
+    _arc(ax, (3.45, 0.2), (6.55, 0.2), -0.12, slots_are_slowest)
+    _arc(ax, (6.55, -0.25), (3.45, -0.25), -0.28, slots_are_slowest)
     ax.text(5, 0.66, f"full, after latency {latency}", ha="center", fontsize=8)
     ax.text(5, -0.3, f"free, after tail {tail}", ha="center", fontsize=8)
     tokens += [(5 + 0.3 * (i - (buffers - 1) / 2), -0.69) for i in range(buffers)]
     for token in tokens:
         ax.plot(*token, marker="o", markersize=7, color=st.INK, mec="#FFFFFF", zorder=5)
     sum_text = f"({load} + {latency} + {compute} + {tail}) / {buffers} = {rates['slots']:.4g}"
-    _label(ax, 5, -1.45, sum_text, bold)
+    _label(ax, 5, -1.45, sum_text, slots_are_slowest)
     alt = (
         f"Two nodes, load on MTE2 ({load} cycles) and compute on V ({compute} cycles), and three "
         f"circuits: load on itself {load} cycles a tile, compute on itself {compute}, and the "
@@ -270,17 +276,19 @@ def fig_circuits(
 
 
 def _arc(ax: Any, start: st.Point, end: st.Point, bend: float, bold: bool) -> None:
+    """Draw a bent arrow."""
     arrow = FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>")
     arrow.set(mutation_scale=12, linewidth=2.8 if bold else 1.0, color=st.INK if bold else st.GREY)
     ax.add_patch(arrow)
 
 
 def _label(ax: Any, x: float, y: float, text: str, bold: bool) -> None:
+    """Write the cycles a tile of a circuit."""
     st.put(ax, x, y, f"{text} cycles a tile", fontsize=9, fontweight="bold" if bold else "normal")
 
 
 def steady_cycles(
-    kernel: Kernel, chip: Chip, degrees: Sequence[int], depth: int, rounds: int = 60
+    kernel: QueueKernel, chip: Chip, degrees: Sequence[int], depth: int, rounds: int = 60
 ) -> float:
     """Return cycles per tile far from both ends: (T(2 n) - T(n)) / n passes / tiles a pass."""
     programs = (kernel(chip, degrees, depth, n) for n in (rounds, 2 * rounds))
@@ -288,36 +296,37 @@ def steady_cycles(
     return (long - short) / rounds / len(degrees)
 
 
-def fig_more_buffers(kernel: Kernel, chips: Mapping[str, Chip]) -> st.LabFigure:
+def fig_more_buffers(kernel: QueueKernel, chips: Mapping[str, Chip]) -> st.LabFigure:
     """Draw how many times faster d buffers are than one, steadily, against compute / load."""
     degrees = range(1, 9)
     depths = (2, 3, 4)
     fig, axes = st.new_figure(ncols=len(chips), height_in=2.9, sharey=True)
     panels = st.panels(axes)
-    said = []
+    alt_parts = []
     for ax, (label, chip) in zip(panels, chips.items(), strict=True):
         ratios = [_ratio(simulate(kernel(chip, (g,), 1, 4), chip)) for g in degrees]
-        one = [steady_cycles(kernel, chip, (g,), 1) for g in degrees]
+        single_cycles = [steady_cycles(kernel, chip, (g,), 1) for g in degrees]
         for depth, (colour, marker) in zip(depths, LOOKS, strict=False):
-            many = [steady_cycles(kernel, chip, (g,), depth) for g in degrees]
-            gain = [a / b for a, b in zip(one, many, strict=True)]
+            depth_cycles = [steady_cycles(kernel, chip, (g,), depth) for g in degrees]
+            gain = [a / b for a, b in zip(single_cycles, depth_cycles, strict=True)]
             ax.axhline(depth, color=colour, linewidth=0.6, linestyle="-", alpha=0.6)
             size = max(14 - 2.5 * depth, 2)  # curves coincide where a pipe is the limit
             ax.plot(ratios, gain, color=colour, marker=marker, markersize=size, label=str(depth))
-            said.append(f"{label}, {depth} buffers: {min(gain):.2f} to {max(gain):.2f}")
+            alt_parts.append(f"{label}, {depth} buffers: {min(gain):.2f} to {max(gain):.2f}")
         ax.set(title=label, xlabel="compute cycles / load cycles")
     panels[0].set(ylabel="times faster than one buffer", ylim=(1.0, max(depths) + 0.15))
     panels[-1].legend(title="buffers")
     alt = f"Speed-up over one buffer for compute/load from {ratios[0]:.2f} to {ratios[-1]:.2f}. "
-    return st.finish(fig, alt=alt + "; ".join(said) + ".")
+    return st.finish(fig, alt=alt + "; ".join(alt_parts) + ".")
 
 
 def _ratio(timeline: Timeline) -> float:
+    """Return the cycles of compute over those of loads."""
     return timeline.busy_cycles["V"] / timeline.busy_cycles["MTE2"]
 
 
 def fig_overlap(
-    kernel: Kernel,
+    kernel: QueueKernel,
     chip: Chip,
     degree: int = 3,
     buffers: int = 2,
@@ -326,16 +335,17 @@ def fig_overlap(
 ) -> st.LabFigure:
     """Draw `kernel` with tiles of one degree, on `chip` with a memory of that latency."""
     memory = replace(chip.device_memory, latency_cycles=latency_cycles)
-    chip = replace(chip, device_memory=memory)
-    one, many = (simulate(kernel(chip, (degree,), d, tiles), chip) for d in (1, buffers))
-    gain = one.cycles / many.cycles
+    slow_chip = replace(chip, device_memory=memory)
+    single = simulate(kernel(slow_chip, (degree,), 1, tiles), slow_chip)
+    buffered = simulate(kernel(slow_chip, (degree,), buffers, tiles), slow_chip)
+    gain = single.cycles / buffered.cycles
     fig, ax = st.new_figure(height_in=2.2)
-    draw_gantt(ax, many)
+    draw_gantt(ax, buffered)
     ax.set_xlabel("cycles")
     text = (
-        f"compute / load = {_ratio(many):.2f}, latency {latency_cycles}, buffers {buffers}: "
-        f"{many.cycles:,} cycles, {gain:.2f}x one buffer"
+        f"compute / load = {_ratio(buffered):.2f}, latency {latency_cycles}, buffers {buffers}: "
+        f"{buffered.cycles:,} cycles, {gain:.2f}x one buffer"
     )
     ax.set_title(text)
-    gantt_legend(fig, [many])
-    return st.finish(fig, alt=f"Gantt chart of {tiles} tiles; {text}; busy: {_shares(many)}.")
+    gantt_legend(fig, [buffered])
+    return st.finish(fig, alt=f"Gantt chart of {tiles} tiles; {text}; busy: {_shares(buffered)}.")

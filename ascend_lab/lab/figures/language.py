@@ -28,13 +28,13 @@ def fig_step_ledger(steps: Sequence[Step]) -> st.LabFigure:
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     ax.set(xlabel="sequences in the batch", ylabel="time of a decode step (ms)")
     fig.legend(loc="outside upper center", ncols=len(COLOURS))
-    told = "; ".join(
+    summary = "; ".join(
         f"batch {step.load.batch} takes {1e3 * step.time_s:.1f} ms, of it weights "
         f"{step.ledger['weights'] / step.time_s:.0%} and cache "
         f"{step.ledger['cache'] / step.time_s:.0%}"
         for step in steps
     )
-    return st.finish(fig, alt=f"Stacked bars of a decode step by batch: {told}.")
+    return st.finish(fig, alt=f"Stacked bars of a decode step by batch: {summary}.")
 
 
 def fig_step(batch: int = 16, context: int = 2048) -> st.LabFigure:

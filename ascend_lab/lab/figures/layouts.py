@@ -1,4 +1,4 @@
-"""How data lie: a matrix coloured by address, one element in four layouts, padding, im2col."""
+"""Figures of data layouts: a matrix coloured by address, padding; and of convolutions: im2col."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,7 +33,10 @@ SMALL = 64
 
 def matrix_maps(rows: int = 32, columns: int = 48, dtype: str = "fp16") -> dict[str, AddressMap]:
     """Return the maps of one matrix in ND, zZ, zN and nZ, by the book's short names."""
-    return {s: address_map(name, (rows, columns), dtype) for s, name in FORMATS.items()}
+    return {
+        short_name: address_map(name, (rows, columns), dtype)
+        for short_name, name in FORMATS.items()
+    }
 
 
 def small_maps(rows: int = 4, columns: int = 6, side: int = 2) -> dict[str, AddressMap]:
@@ -66,16 +69,17 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
     small = all(layout.elements <= SMALL for layout in maps.values())
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=3.6 if small else 4.6)
     top = max(layout.elements for layout in maps.values()) - 1
-    said = []
+    alt_parts = []
     image = None
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=False):
         image = _colour(ax, layout, top)
-        words = []  # the stored axes: M1, M0, N for an axis in two pieces and one in one
+        stored_axes = []  # M1 and M0 for an axis in two pieces, N for one in a single piece
         for piece in layout.pieces:
-            single = len(layout.of_axis(piece.axis)) == 1
-            half = "" if single else "0" if piece.step == 1 else "1"
-            words.append(layout.axes[piece.axis] + half)
-        ax.set_title(f"{name}: {' '.join(words)}")
+            half = "0" if piece.step == 1 else "1"
+            if len(layout.of_axis(piece.axis)) == 1:
+                half = ""
+            stored_axes.append(layout.axes[piece.axis] + half)
+        ax.set_title(f"{name}: {' '.join(stored_axes)}")
         if layout.elements <= SMALL:
             for (row, column), place in np.ndenumerate(addresses(layout)):
                 colour = "#FFFFFF" if place < 0.45 * layout.elements else st.INK
@@ -84,14 +88,14 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
             _number_fractals(ax, layout)
         second = element_at(layout, 1)
         last = address(layout, (0, layout.shape[1] - 1))
-        said.append(f"{name}: address 1 holds {second}, the end of row 0 has address {last}")
+        alt_parts.append(f"{name}: address 1 holds {second}, the end of row 0 has address {last}")
     for ax in axes.flat[len(maps) :]:
         ax.axis("off")
     if image is not None and top >= SMALL:
         fig.colorbar(image, ax=axes, label="address in elements", shrink=0.7, aspect=30)
     shape = next(iter(maps.values())).shape
     alt = f"A matrix of {shape[0]} x {shape[1]} coloured by address. "
-    return st.finish(fig, alt=alt + "; ".join(said) + ".")
+    return st.finish(fig, alt=alt + "; ".join(alt_parts) + ".")
 
 
 def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabFigure:
@@ -102,7 +106,7 @@ def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabF
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=4.9)
     padded = np.array([layout.padded_shape for layout in maps.values()]).max(axis=0)
     look = {"facecolor": st.LIGHT, "edgecolor": st.GREY, "hatch": "////", "linewidth": 0.0}
-    said = []
+    alt_parts = []
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=True):
         _colour(ax, layout, layout.elements - 1)
         height, width = layout.padded_shape
@@ -115,17 +119,17 @@ def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabF
         ax.set(xlim=(-0.5, padded[1] - 0.5), ylim=(padded[0] - 0.5, -0.5))
         text = f"{name}: address {place:,}, {100 * layout.padded_share:.0f} % padding"
         ax.set_title(text)
-        said.append(text)
+        alt_parts.append(text)
     fig.suptitle(f"element ({row}, {column}) of {rows} x {columns} in {dtype}")
     alt = f"Element ({row}, {column}) of a {rows} x {columns} matrix in {dtype}. "
-    return st.finish(fig, alt=alt + "; ".join(said) + ".")
+    return st.finish(fig, alt=alt + "; ".join(alt_parts) + ".")
 
 
 def fig_padding(most: int = 96) -> st.LabFigure:
     """Draw which share of NC1HWC0 is padding, against the number of channels."""
     fig, ax = st.new_figure(height_in=2.7)
     channels = np.arange(1, most + 1)
-    said = []
+    alt_parts = []
     for dtype, colour, style in (("fp16", st.BLUE, "-"), ("int8", st.VERMILLION, "--")):
         shares = [padded_share(int(c), dtype) for c in channels]
         ax.plot(channels, shares, color=colour, linestyle=style, label=dtype)
@@ -133,12 +137,14 @@ def fig_padding(most: int = 96) -> st.LabFigure:
         ax.plot([3, 9], [shares[2]] * 2, color=colour, linestyle="-", linewidth=0.7)
         ax.text(9.5, shares[2], f"3 channels, {dtype}: {100 * shares[2]:.0f} %", va="center")
         none = f"none with {channels[shares.index(0)]} and multiples"
-        said.append(f"{dtype}: {100 * shares[2]:.0f} % with 3 channels, {none}")
+        alt_parts.append(f"{dtype}: {100 * shares[2]:.0f} % with 3 channels, {none}")
     ax.set(xlim=(0, most + 1), ylim=(0, 1), xlabel="channels", ylabel="padding")
     ax.set_xticks(range(0, most + 1, 16))
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
     ax.legend(loc="upper right")
-    return st.finish(fig, alt="Share of padding in NC1HWC0, saw teeth. " + "; ".join(said) + ".")
+    return st.finish(
+        fig, alt="Share of padding in NC1HWC0, saw teeth. " + "; ".join(alt_parts) + "."
+    )
 
 
 def padded_share(channels: int, dtype: str) -> float:
@@ -147,6 +153,7 @@ def padded_share(channels: int, dtype: str) -> float:
 
 
 def _colour(ax: Any, layout: AddressMap, top: int) -> Any:
+    """Colour each element by its address, from 0 to `top`, with white lines around fractals."""
     image = ax.imshow(addresses(layout), cmap=COLOURS, vmin=0, vmax=top, aspect="equal")
     rows, columns = _fractal(layout)
     height, width = layout.padded_shape
@@ -166,22 +173,26 @@ def _fractal(layout: AddressMap) -> tuple[int, int]:
 
 
 def _number_fractals(ax: Any, layout: AddressMap) -> None:
+    """Write each fractal's number in memory, and an arrow along the elements it begins with."""
     rows, columns = _fractal(layout)
-    whole = (rows, columns) == layout.shape
-    length = columns if whole else min(rows, columns)
+    is_one_piece = (rows, columns) == layout.shape
+    length = columns if is_one_piece else min(rows, columns)
     look = {"arrowstyle": "-|>", "color": "#FFFFFF", "linewidth": 1.2}
     for place in product(*map(range, (0, 0), layout.shape, (rows, columns))):
         start = int(address(layout, place))
         first = element_at(layout, start)
         last = element_at(layout, start + length - 1)
         if first is not None and last is not None:  # an arrow along the first run of the fractal
+            # drawn beside the elements: below a row, to the right of a column
             down, right = (1.5, 0.0) if last[1] > first[1] else (0.0, 1.5)
-            ends = [(column + right, row + down) for row, column in (first, last)]
-            ax.annotate("", xy=ends[1], xytext=ends[0], arrowprops=look)
-        if not whole:
-            at = (place[1] + (columns - 1) / 2, place[0] + (rows - 1) / 2)
+            tail = (first[1] + right, first[0] + down)
+            tip = (last[1] + right, last[0] + down)
+            ax.annotate("", xy=tip, xytext=tail, arrowprops=look)
+        if not is_one_piece:
+            x = place[1] + (columns - 1) / 2
+            y = place[0] + (rows - 1) / 2
             paper = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 1.5}
-            st.put(ax, *at, str(start // (rows * columns)), fontsize=9, bbox=paper)
+            st.put(ax, x, y, str(start // (rows * columns)), fontsize=9, bbox=paper)
 
 
 # -- convolutions: windows as rows of a matrix, the matrix stored or not, reuse, groups ------------
@@ -192,18 +203,19 @@ NUMBERED = (26, 12)
 
 
 def _look(colour: str, hatch: str) -> dict[str, Any]:
+    """Return the look of bars."""
     return {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK, "linewidth": 0.6}
 
 
 WAYS = (_look(st.VERMILLION, "xx"), _look(st.ORANGE, "//"), _look(st.BLUE, ""))
-"""Write the matrix, multiply it; never store it."""
+"""Looks of three kernels: writing the matrix, multiplying it, and never storing it."""
 
 
 def copies_of(shape: ConvShape) -> tuple[Grid, Grid]:
     """Return the im2col matrix as pixel numbers (from 1; 0 is padding) and copies per pixel."""
     pixels = np.arange(1, shape.h * shape.w + 1).reshape(1, 1, shape.h, shape.w)
-    window = (shape.r, shape.s), shape.strides, shape.pads, shape.dilations
-    matrix = im2col_reference(pixels, *window)
+    kernel = (shape.r, shape.s)
+    matrix = im2col_reference(pixels, kernel, shape.strides, shape.pads, shape.dilations)
     copies = np.bincount(matrix.reshape(-1), minlength=shape.h * shape.w + 1)
     return matrix.astype(np.int64), copies.astype(np.int64)
 
@@ -216,18 +228,18 @@ def matrix_sizes(shape: ConvShape) -> dict[str, int]:
     """
     (matrix, copies) = copies_of(shape)
     c0 = c0_of(shape.dtype)
-    wide = ceil_div(shape.c, c0) * c0
+    padded_channels = ceil_div(shape.c, c0) * c0
     pixels = shape.h * shape.w
     inside = int(copies[1:].sum())
     distinct = int((copies[1:] > 0).sum())
-    whole = ceil_div(len(matrix), FRACTAL) * FRACTAL * shape.taps * wide
+    stored_elements = ceil_div(len(matrix), FRACTAL) * FRACTAL * shape.taps * padded_channels
     return {
         "pixels": shape.c * pixels,
-        "blocks": (wide - shape.c) * pixels,
+        "blocks": (padded_channels - shape.c) * pixels,
         "distinct": shape.c * distinct,
         "copies": shape.c * (inside - distinct),
         "padding": shape.c * int(copies[0]),
-        "fractals": whole - shape.c * matrix.size,
+        "fractals": stored_elements - shape.c * matrix.size,
     }
 
 
@@ -240,36 +252,56 @@ def fig_windows(
     channels: int = 16,
 ) -> st.LabFigure:
     """Draw an image and its im2col matrix, cells tinted by how often their pixel is copied."""
-    shape = ConvShape(1, channels, side, side, 16, kernel, kernel, stride, pad, dilation=dilation)
+    shape = ConvShape(
+        n=1,
+        c=channels,
+        h=side,
+        w=side,
+        k=16,
+        r=kernel,
+        s=kernel,
+        stride=stride,
+        pad=pad,
+        dilation=dilation,
+    )
     matrix, copies = copies_of(shape)
     sizes = matrix_sizes(shape)
     fig, axes = st.new_figure(2, 2, 4.3, width_ratios=(1, 1.35), height_ratios=(5, 1.15))
     image = np.pad(np.arange(1, side * side + 1).reshape(side, side), pad)
     marked = int(np.argmax(copies[1:])) + 1
-    most = int(copies[1:].max())
-    norm = Normalize(0, max(most, 1))
+    most_copies = int(copies[1:].max())
+    norm = Normalize(0, max(most_copies, 1))
     for ax, cells in ((axes[0, 0], image), (axes[0, 1], matrix)):
         _cells(ax, cells, copies, norm, marked)
     axes[0, 0].set_title(f"image {side}x{side}" + (f", pad {pad}" if pad else ""))
-    axes[0, 1].set(title=f"matrix: {matrix.shape[0]} windows x {matrix.shape[1]} taps")
-    axes[0, 1].set(aspect="auto", ylabel="window", xlabel="tap")
-    bar = fig.colorbar(axes[0, 1].images[0], ax=axes[0, :], shrink=0.75, pad=0.02)
-    bar.set_label("copies of the pixel")
-    bar.set_ticks(list(range(0, most + 1, max(1, most // 8))))
-    for ax in axes[1]:
-        ax.remove()
-    _balance(fig.add_subplot(axes[0, 0].get_gridspec()[1, :]), sizes)
+    title = f"matrix: {matrix.shape[0]} windows x {matrix.shape[1]} taps"
+    axes[0, 1].set(title=title, aspect="auto", ylabel="window", xlabel="tap")
+    _copies_bar(fig, axes[0], most_copies)
+    _balance(_joined_row(fig, axes), sizes)
     used = sizes["distinct"] + sizes["copies"]
     zeros = sizes["padding"] + sizes["fractals"]
     alt = (
-        f"A {side}x{side} image with a {kernel}x{kernel} kernel, stride {stride}, "
-        f"pad {pad}, dilation {dilation} becomes a matrix of {matrix.shape[0]} rows "
-        f"and {matrix.shape[1]} columns. A pixel is copied {copies[1:].min()} to "
-        f"{most} times; pixel {marked} is framed in both. With {channels} channels "
-        f"the matrix holds {used / sizes['pixels']:.2f} times the image and is "
-        f"{zeros / (used + zeros):.0%} zeros."
+        f"A {side}x{side} image with a {kernel}x{kernel} kernel, stride {stride}, pad {pad}, "
+        f"dilation {dilation} becomes a matrix of {matrix.shape[0]} rows and {matrix.shape[1]} "
+        f"columns. A pixel is copied {copies[1:].min()} to {most_copies} times; pixel {marked} is "
+        f"framed in both. With {channels} channels the matrix holds "
+        f"{used / sizes['pixels']:.2f} times the image and is {zeros / (used + zeros):.0%} zeros."
     )
     return st.finish(fig, alt=alt)
+
+
+def _joined_row(fig: st.LabFigure, axes: Any) -> Any:
+    """Replace the axes of the second row by a single one, as wide as all of them."""
+    for ax in axes[1]:
+        ax.remove()
+    return fig.add_subplot(axes[0, 0].get_gridspec()[1, :])
+
+
+def _copies_bar(fig: st.LabFigure, axes: Any, most_copies: int) -> None:
+    """Draw the colours of numbers of copies beside the image and the matrix."""
+    bar = fig.colorbar(axes[1].images[0], ax=axes, shrink=0.75, pad=0.02)
+    bar.set_label("copies of the pixel")
+    bar.set_ticks(list(range(0, most_copies + 1, max(1, most_copies // 8))))
 
 
 def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> None:
@@ -317,34 +349,37 @@ def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
 def fig_stored(shape: ConvShape, chip: Chip) -> st.LabFigure:
     """Draw bytes of device memory and time with the matrix stored and not, per kernel side."""
     fig, (left, right) = st.new_figure(1, 2, 2.9)
-    said = []
+    alt_parts = []
     kernels = (1, 3, 5, 7)
     for x, side in enumerate(kernels):
-        own = replace(shape, r=side, s=side, pad=side // 2)
+        layer = replace(shape, r=side, s=side, pad=side // 2)
         memory = DeviceMemory.of(chip)
-        formed = _timed(own, chip)
-        stored = simulate_kernel(explicit_conv(own, chip), chip, memory)
+        formed = _timed(layer, chip)
+        stored = simulate_kernel(explicit_conv(layer, chip), chip, memory)
         runs = (*stored.phases, formed)
         us = 1e6 / chip.clock_hz
         moved = [r.memory_bytes / 1e6 for r in runs]
         times = [r.cycles * us for r in runs]
-        for ax, (one, two, whole) in ((left, moved), (right, times)):
-            ax.bar(x - 0.2, one, 0.38, **WAYS[0])
-            ax.bar(x - 0.2, two, 0.38, bottom=one, **WAYS[1])
-            ax.bar(x + 0.2, whole, 0.38, **WAYS[2])
+        for ax, (first, second, single) in ((left, moved), (right, times)):
+            ax.bar(x - 0.2, first, 0.38, **WAYS[0])
+            ax.bar(x - 0.2, second, 0.38, bottom=first, **WAYS[1])
+            ax.bar(x + 0.2, single, 0.38, **WAYS[2])
         ratio = stored.cycles / formed.cycles
         right.text(x - 0.2, sum(times[:2]), f"{ratio:.1f}x", ha="center", va="bottom")
-        bytes_said = f"{sum(moved[:2]):.1f} against {moved[2]:.1f} MB"
-        said.append(f"{side}x{side}: {bytes_said}, {ratio:.1f} times the cycles")
+        bytes_text = f"{sum(moved[:2]):.1f} against {moved[2]:.1f} MB"
+        alt_parts.append(f"{side}x{side}: {bytes_text}, {ratio:.1f} times the cycles")
     for ax, word in ((left, "device memory, MB"), (right, "time, us")):
         ax.set_xticks(range(len(kernels)), [f"{k}x{k}" for k in kernels])
         ax.set(xlabel="kernel", ylabel=word)
     words = ("write the matrix", "multiply the stored matrix", "never store it")
     st.key(left, dict(zip(words, WAYS, strict=True)), loc="upper left")
-    return st.finish(fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(said) + ".")
+    return st.finish(
+        fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(alt_parts) + "."
+    )
 
 
 def _timed(shape: ConvShape, chip: Chip) -> Any:
+    """Return the timeline of a convolution whose matrix is never stored."""
     return simulate(conv_launch(shape, chip), chip)
 
 
@@ -354,30 +389,35 @@ def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.L
     `series` maps the name of a knob to its values and their layers; every marker is a program.
     """
     fig, axes = st.new_figure(2, len(series), 3.6, sharex=False)
-    said = []
+    alt_parts = []
     for column, (knob, shapes) in enumerate(series.items()):
-        share = []
-        dense = []
+        peak_shares = []
+        ops_per_byte = []
         for shape in shapes.values():
             run = _timed(shape, chip)
             peak = chip.peak_ops_per_s(shape.dtype) / chip.clock_hz
-            share.append(100 * shape.ops / run.cycles / peak)
-            dense.append(shape.ops / run.path_bytes["GM", "L1"])
+            peak_shares.append(100 * shape.ops / run.cycles / peak)
+            ops_per_byte.append(shape.ops / run.path_bytes["GM", "L1"])
         ticks = range(len(shapes))
-        looks = ((axes[0, column], share, st.BLUE, "o"), (axes[1, column], dense, st.GREEN, "s"))
+        looks = (
+            (axes[0, column], peak_shares, st.BLUE, "o"),
+            (axes[1, column], ops_per_byte, st.GREEN, "s"),
+        )
         for ax, values, colour, marker in looks:
             ax.plot(ticks, values, color=colour, marker=marker, linestyle="-")
             ax.set_xticks(list(ticks), [str(v) for v in shapes])
         axes[1, column].set_xlabel(knob)
-        shares, each = (", ".join(f"{x:.0f}" for x in values) for values in (share, dense))
-        told = f"{shares} % of peak, {each} operations a byte"
-        said.append(f"{knob} {', '.join(map(str, shapes))}: {told}")
+        shares, each = (
+            ", ".join(f"{x:.0f}" for x in values) for values in (peak_shares, ops_per_byte)
+        )
+        summary = f"{shares} % of peak, {each} operations a byte"
+        alt_parts.append(f"{knob} {', '.join(map(str, shapes))}: {summary}")
     for row, word, top in ((0, "% of cube peak", 100), (1, "ops / byte into L1", None)):
         high = top or 1.08 * max(line.get_ydata().max() for ax in axes[1] for line in ax.lines)
         for column, ax in enumerate(axes[row]):
             ax.set_ylim(0, high)
             ax.set_yticklabels([]) if column else ax.set_ylabel(word)
-    return st.finish(fig, alt=f"On {chip.name}. " + "; ".join(said) + ".")
+    return st.finish(fig, alt=f"On {chip.name}. " + "; ".join(alt_parts) + ".")
 
 
 def fig_groups(shape: ConvShape, chip: Chip) -> st.LabFigure:

@@ -42,6 +42,7 @@ def residual_sum(n: int, tile: int, slots: int, chip: str, inputs: int = 2) -> i
 
 
 def _only(s: dsl.Schedule) -> isa.Program:
+    """Return the program of the first part in the last phase; the callers have only one."""
     return te.lower(s).phases[-1].parts[0].program
 
 
@@ -51,23 +52,29 @@ def five_programs() -> dict[str, tuple[isa.Program, Chip]]:
     toy = load_chip("Toy")
     a, b = (te.placeholder((65536,), name=name) for name in "ab")
     plain = te.split(te.create_schedule(te.renamed(te.vadd(a, b), "y"), chip), "y", "i", 8192)
-    x = te.placeholder((32, 65536), name="x")
-    p = te.placeholder((65536,), name="p")
-    z = te.compute(x.shape, lambda i, j: x[i, j] + p[j], name="z")
-    s = te.vectorise(te.split(te.create_schedule(z, chip), "z", "j", 8192), "z", "j_i")
-    s = te.cache_read(te.reorder(s, "z", "j_o", "i"), "p", "UB")
-    held = te.double_buffer(te.compute_at(s, "p_ub", "z", "j_o"), "z")
     r = te.placeholder((2048, 512), name="r")
-    e = te.vexp(te.vsub(r, te.broadcast(te.reduce_max(r, -1, True), r.shape)))
-    soft = te.vdiv(e, te.broadcast(te.reduce_sum(e, -1, True), r.shape))
+    powers = te.vexp(te.vsub(r, te.broadcast(te.reduce_max(r, -1, True), r.shape)))
+    softmax = te.vdiv(powers, te.broadcast(te.reduce_sum(powers, -1, True), r.shape))
     c = te.matmul(te.placeholder((64, 256), name="c"), te.placeholder((256, 64), name="d"))
     return {
         "sum": (_only(te.double_buffer(plain, "y")), chip),
-        "table": (_only(held), chip),
+        "table": (_table_sum(chip), chip),
         "block": (residual_sum(64 * 56 * 56, 2 * 56 * 56, 2, chip.name), chip),
-        "softmax": (_only(te.auto_schedule(soft, chip)), chip),
+        "softmax": (_only(te.auto_schedule(softmax, chip)), chip),
         "product": (_only(te.auto_schedule(c, toy)), toy),
     }
+
+
+def _table_sum(chip: Chip) -> isa.Program:
+    """Return z[i, j] = x[i, j] + p[j], where each piece of the table p is loaded once for all i."""
+    x = te.placeholder((32, 65536), name="x")
+    p = te.placeholder((65536,), name="p")
+    z = te.compute(x.shape, lambda i, j: x[i, j] + p[j], name="z")
+    s = te.create_schedule(z, chip)
+    s = te.vectorise(te.split(s, "z", "j", 8192), "z", "j_i")
+    s = te.cache_read(te.reorder(s, "z", "j_o", "i"), "p", "UB")
+    s = te.compute_at(s, "p_ub", "z", "j_o")
+    return _only(te.double_buffer(s, "z"))
 
 
 # -- programs as text -----------------------------------------------------------------------------
@@ -83,8 +90,8 @@ def rewritten(program: isa.Program, *edits: tuple[str, str]) -> isa.Program:
 
 def without(program: isa.Program, event: str) -> isa.Program:
     """Return the program without the sets and waits of one kind of flag, such as V>MTE2:0x2."""
-    kept = (line for line in str(program).splitlines() if f"_flag {event}" not in line)
-    return isa.parse_program("\n".join(kept))
+    other_lines = (line for line in str(program).splitlines() if f"_flag {event}" not in line)
+    return isa.parse_program("\n".join(other_lines))
 
 
 def same_order(one: isa.Program, two: isa.Program) -> bool:
@@ -104,21 +111,25 @@ def fig_addresses(
     program = residual_sum(4 * tile, tile, slots, chip, inputs)
     size = load_chip(chip).buffers["UB"]
     fig, ax = st.new_figure(height_in=1.5)
-    told = []
-    used = 0
+    alt_parts = []
+    used_bytes = 0
     for number, buffer in enumerate(b for b in program.buffers if b.space == "UB"):
         for slot in range(buffer.slots):
-            low = buffer.address + slot * buffer.slot_bytes
+            start = buffer.address + slot * buffer.slot_bytes
             look = LOOKS[number % len(LOOKS)] | {"edgecolor": st.INK}
-            st.box(ax, low / KIB, 0, buffer.slot_bytes / KIB, 1, **look)
+            st.box(ax, start / KIB, 0, buffer.slot_bytes / KIB, 1, **look)
             paper = {"facecolor": look["facecolor"], "edgecolor": "none", "pad": 1.0}
-            middle = (low + buffer.slot_bytes / 2) / KIB
+            middle = (start + buffer.slot_bytes / 2) / KIB
             st.put(ax, middle, 0.5, f"{buffer.name}\nslot {slot}", bbox=paper)
-            used = max(used, low + buffer.slot_bytes)
-        told.append(f"{buffer.name} at {buffer.address:,}, {buffer.slots} x {buffer.slot_bytes:,}")
+            used_bytes = max(used_bytes, start + buffer.slot_bytes)
+        alt_parts.append(
+            f"{buffer.name} at {buffer.address:,}, {buffer.slots} x {buffer.slot_bytes:,}"
+        )
     ax.set(xlim=(0, size / KIB), ylim=(0, 1), yticks=[], xlabel=f"address in UB of {chip} (KiB)")
-    ax.set(title=f"tiles of {tile:,}: {used:,} of {size:,} bytes, {used / size:.0%}")
-    return st.finish(fig, alt=f"UB of {chip}, {size:,} bytes: {'; '.join(told)}; {used:,} in use.")
+    ax.set(title=f"tiles of {tile:,}: {used_bytes:,} of {size:,} bytes, {used_bytes / size:.0%}")
+    return st.finish(
+        fig, alt=f"UB of {chip}, {size:,} bytes: {'; '.join(alt_parts)}; {used_bytes:,} in use."
+    )
 
 
 # -- flags ----------------------------------------------------------------------------------------
@@ -145,7 +156,7 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
         st.box(ax, x - 0.33, y - 0.4, 0.66, 0.8, **look.patch_args())
         name = "" if i.dst is None else i.dst.buffer.name
         st.put(ax, x, y, f"{i.op.removeprefix('data_')} {name}", **look.text_args())
-    told = []
+    alt_parts = []
     bottom = len(turn) - 0.3
     for (op, event), (x, y) in places.items():
         if op != "set_flag" or ("wait_flag", event) not in places:
@@ -157,16 +168,18 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
         else:
             _arrow(ax, (x + side, y), (x + side * 1.3, bottom), "--", st.VERMILLION)
             _arrow(ax, (to_x - side * 1.3, -0.7), (to_x - side, to_y), "--", st.VERMILLION)
-        told.append(f"{event} {'in the same turn' if to_y > y else 'in a later turn'}")
+        alt_parts.append(f"{event} {'in the same turn' if to_y > y else 'in a later turn'}")
     ax.set(xlim=(-0.6, len(pipes) - 0.4), ylim=(bottom, -0.8), yticks=[])
     ax.set_xticks(range(len(pipes)), pipes)
     ax.xaxis.tick_top()
     st.bare(ax)
-    alt = f"One turn of {program.name} on {', '.join(pipes)}. From set to wait: {'; '.join(told)}."
+    events = "; ".join(alt_parts)
+    alt = f"One turn of {program.name} on {', '.join(pipes)}. From set to wait: {events}."
     return st.finish(fig, alt=alt)
 
 
 def _arrow(ax: Any, start: st.Point, end: st.Point, style: str, colour: str) -> None:
+    """Draw an arrow from one point to another."""
     look = {"arrowstyle": "-|>", "linestyle": style, "color": colour, "linewidth": 1.1}
     ax.annotate("", end, start, arrowprops=look)
 
@@ -185,28 +198,35 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
 
     `count` and `channels` are those of the graph heads, and mean nothing to the others.
     """
-    own = choices.heads(channels, count=count) if name == "heads" else choices.OWN[name]()
-    graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(own)[0], load_chip(choices.CHIP))
-    sides = {"the rule": layout.assign_layouts(graph), "the fewest bytes": choices.cheapest(graph)}
-    rows = max(len(side.nodes) for side in sides.values())
+    unprepared = (
+        choices.heads(channels, count=count) if name == "heads" else choices.BUILDERS[name]()
+    )
+    graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(unprepared)[0], load_chip(choices.CHIP))
+    laid_out_graphs = {
+        "the rule": layout.assign_layouts(graph),
+        "the fewest bytes": choices.cheapest(graph),
+    }
+    rows = max(len(laid_out.nodes) for laid_out in laid_out_graphs.values())
     fig, axes = st.new_figure(ncols=2, height_in=0.9 + 0.26 * rows)
-    told = []
-    for ax, (title, side) in zip(st.panels(axes), sides.items(), strict=True):
+    alt_parts = []
+    for ax, (title, side) in zip(st.panels(axes), laid_out_graphs.items(), strict=True):
         for y, node in enumerate(side.nodes):
             kind = side.types[node.output]
             look = COLOURS["trans_data" if node.op == "trans_data" else kind.layout]
             st.box(ax, 0, y - 0.4, 1, 0.8, edgecolor=st.INK, **look)
             words = f"{node.op}  {kind.size_bytes / KIB:,.0f} KiB"
             st.put(ax, 0.5, y, words, bbox={"facecolor": st.PAPER, "edgecolor": "none", "pad": 1})
-        moved = choices.converted_bytes(side)
-        count = sum(node.op == "trans_data" for node in side.nodes)
+        moved_bytes = choices.converted_bytes(side)
+        conversions = sum(node.op == "trans_data" for node in side.nodes)
         ax.set(xlim=(0, 1), ylim=(rows - 0.4, -0.6), xticks=[], yticks=[])
-        ax.set_title(f"{title}: {moved / KIB:,.0f} KiB converted")
-        told.append(f"{title}: {count} conversions that move {moved:,} bytes")
-    used = {n.layout for side in sides.values() for n in side.types.values()} | {"trans_data"}
+        ax.set_title(f"{title}: {moved_bytes / KIB:,.0f} KiB converted")
+        alt_parts.append(f"{title}: {conversions} conversions that move {moved_bytes:,} bytes")
+    used = {"trans_data"}
+    for side in laid_out_graphs.values():
+        used |= {kind.layout for kind in side.types.values()}
     looks = {k: v for k, v in COLOURS.items() if k in used}
     st.key(fig, looks, loc="outside lower center", ncols=4)
-    return st.finish(fig, alt=f"Operators of {name} from first to last. {'; '.join(told)}.")
+    return st.finish(fig, alt=f"Operators of {name} from first to last. {'; '.join(alt_parts)}.")
 
 
 # -- memory plans as rectangles, time across and address up ----------------------------------------
@@ -217,8 +237,8 @@ RULES = ("greedy-by-start", "greedy-by-size")
 SHORT_TASKS = 2
 """A result that only the next task reads lives this long."""
 TIME_LIMIT_S = 60.0
-SOON: dict[str, Any] = {"facecolor": st.SKY, "edgecolor": st.INK, "hatch": ""}
-WAITS: dict[str, Any] = {"facecolor": st.ORANGE, "edgecolor": st.INK, "hatch": "//"}
+READ_NEXT: dict[str, Any] = {"facecolor": st.SKY, "edgecolor": st.INK, "hatch": ""}
+READ_LATER: dict[str, Any] = {"facecolor": st.ORANGE, "edgecolor": st.INK, "hatch": "//"}
 
 
 @cache
@@ -237,19 +257,19 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFig
     top = max(plan.height_bytes for plan in plans.values())
     st.panels(axes)[0].set(ylabel="address (bytes)", ylim=(0, top * 1.03))
     bound = next(iter(plans.values())).lower_bound_bytes
-    told = []
+    alt_parts = []
     for name, plan in plans.items():
         places = ", ".join(f"{b.id} at {plan.offsets[b.id]}" for b in buffers)
-        told.append(f"{name} needs {plan.height_bytes}: {places}")
+        alt_parts.append(f"{name} needs {plan.height_bytes}: {places}")
     alt = f"{len(buffers)} buffers, time by address; {bound} bytes live at the peak. "
-    return st.finish(fig, alt=f"{alt}{'; '.join(told)}.")
+    return st.finish(fig, alt=f"{alt}{'; '.join(alt_parts)}.")
 
 
 def fig_arenas() -> st.LabFigure:
     """Draw the plans of `NETWORKS` in rows, one column each of `RULES`, to one scale."""
     fig, axes = st.new_figure(len(NETWORKS), len(RULES), 0.7 + 1.55 * len(NETWORKS))
     grid = np.reshape(axes, (len(NETWORKS), -1))
-    told = []
+    alt_parts = []
     for row, (name, batch) in enumerate(NETWORKS.items()):
         compiled = network(name, batch)
         buffers = buffers_of(compiled)
@@ -261,13 +281,15 @@ def fig_arenas() -> st.LabFigure:
             ax.set_ylim(0, top * 1.22)
             ax.set_title(f"{name}, {method}" if row == 0 or not column else method, fontsize=8)
             ax.text(0.98, 0.97, _verdict(plan), transform=ax.transAxes, ha="right", va="top")
-            told.append(f"{name} of batch {batch} by {method} {_verdict(plan)}")
+            alt_parts.append(f"{name} of batch {batch} by {method} {_verdict(plan)}")
         grid[row, 0].set_ylabel("address (MiB)")
     for ax in grid[-1]:
         ax.set_xlabel("task")
     _legend(fig)
-    said = "; ".join(told)
-    return st.finish(fig, alt=f"Heights of plans, and how far above the most live bytes: {said}.")
+    summary = "; ".join(alt_parts)
+    return st.finish(
+        fig, alt=f"Heights of plans, and how far above the most live bytes: {summary}."
+    )
 
 
 def fig_arena(
@@ -291,19 +313,21 @@ def fig_arena(
 
 
 def _planned(compiled: Compiled, method: str, in_place: bool) -> Plan:
+    """Return the plan of a network's activations by a method."""
     return plan_network(compiled, method, in_place=in_place, time_limit_s=TIME_LIMIT_S)
 
 
 def _verdict(plan: Plan) -> str:
-    above = f"+{plan.gap:.0%}" if plan.height_bytes > plan.lower_bound_bytes else "the bound"
-    return f"{plan.height_bytes / 2**20:.1f} MiB, {above}"
+    """Return a plan's height, and how far it is above the lower bound."""
+    above_bound = f"+{plan.gap:.0%}" if plan.height_bytes > plan.lower_bound_bytes else "the bound"
+    return f"{plan.height_bytes / 2**20:.1f} MiB, {above_bound}"
 
 
 def _legend(fig: st.LabFigure) -> None:
     """Explain the two kinds of rectangles and the line."""
     line = Line2D([], [], color=st.VERMILLION, linestyle="--", linewidth=1.4)
     line.set_label("most live bytes")
-    looks = {"read by the next task only": SOON, "waits longer": WAITS}
+    looks = {"read by the next task only": READ_NEXT, "waits longer": READ_LATER}
     st.key(fig, looks, line, loc="outside lower center", ncols=3)
 
 
@@ -314,7 +338,7 @@ def _draw(
     for b in buffers:
         low = plan.offsets[b.id] / unit
         size = b.size_bytes / unit
-        look = WAITS if b.upper - b.lower > SHORT_TASKS else SOON
+        look = READ_LATER if b.upper - b.lower > SHORT_TASKS else READ_NEXT
         line = 0.9 if labels else 0.4
         st.box(ax, b.lower, low, b.upper - b.lower, size, linewidth=line, **look)
         if labels:
@@ -347,6 +371,6 @@ def fig_arena_traffic(
     ax.legend(loc="lower left")
     high = {name: f", {size:.1f} MiB high" for name, size in heights.items()}
     series = {name: ", ".join(f"{value:.0f}" for value in values) for name, values in moved.items()}
-    told = "; ".join(f"{name} {values}{high.get(name, '')}" for name, values in series.items())
+    summary = "; ".join(f"{name} {values}{high.get(name, '')}" for name, values in series.items())
     steps = ", ".join(f"{size:g}" for size in sizes)
-    return st.finish(fig, alt=f"MiB to and from memory for an L2 of {steps} MiB: {told}.")
+    return st.finish(fig, alt=f"MiB to and from memory for an L2 of {steps} MiB: {summary}.")

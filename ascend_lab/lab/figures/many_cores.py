@@ -1,4 +1,4 @@
-"""Work dealt out to many cores: shares of a tensor, sawteeth, ways to fold; ways to scatter."""
+"""Figures of work on many cores: how even the shares are, ways to fold, ways to scatter."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,15 +21,18 @@ WAYS: Mapping[str, tuple[str, str, str]] = {
     "chain": (st.PURPLE, ":", "D"),
     "atomic": (st.ORANGE, "--", "v"),
 }
-"""Colour, line and marker of the fold without a cross-core step and of those with one."""
+"""Colour, line and marker of each way to fold: `kept`, without partial results, and the others."""
 LABELS = {"kept": "kept axis cut", "two_pass": "two-pass", "atomic": "atomic add"}
 Shape = tuple[int, int]
 
 
 def unit_shares(units: int, cores: int, block: int = 1) -> list[int]:
-    """Return the units of each core when all take as many whole blocks until none are left."""
-    each = -(-units // (block * cores)) * block
-    return [max(0, min(each, units - each * core)) for core in range(cores)]
+    """Return the units of each core: all take equally many blocks, until none are left.
+
+    100 units in blocks of 16 on 4 cores: 32, 32, 32 and 4.
+    """
+    per_core = -(-units // (block * cores)) * block
+    return [max(0, min(per_core, units - per_core * core)) for core in range(cores)]
 
 
 def balance(units: int, cores: int) -> float:
@@ -47,8 +50,8 @@ def fold_time(
     chip: Chip, shape: Shape, way: str, cores: int, *, wide: bool = False
 ) -> sim.KernelTimeline:
     """Return the timeline of row sums of a matrix by one of `WAYS` on `cores` cores."""
-    made = getattr(cross_core_folds, way)(row_sums(*shape, wide=wide), chip, cores)
-    return sim.simulate_kernel(made if isinstance(made, Kernel) else te.lower(made), chip)
+    program = getattr(cross_core_folds, way)(row_sums(*shape, wide=wide), chip, cores)
+    return sim.simulate_kernel(program if isinstance(program, Kernel) else te.lower(program), chip)
 
 
 def fig_many_cores() -> st.LabFigure:
@@ -56,51 +59,67 @@ def fig_many_cores() -> st.LabFigure:
 
     efficiency = cycles on one core / (cores * cycles); every point is a simulated program. Ways
     that cut the folded axis are drawn where the number of cores divides it and leaves each core
-    whole 32-byte blocks. Sums of no more rows than cores are fp32. The grey teeth are `balance` of
-    blocks of results.
+    whole 32-byte blocks. Sums of no more rows than cores are fp32. The grey area, with its teeth,
+    is `balance`: the efficiency of equal shares of the blocks of results.
     """
     chip = load_chip("Ascend910A")
     shapes = ((1000, 1024), (8, 131072))
     ways = ("kept", "two_pass", "tree", "chain")
-    most = cross_core_folds.vector_cores(chip)
+    most_cores = cross_core_folds.vector_cores(chip)
     fig, axes = st.new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
     panels = st.panels(axes)
-    said = [_panel(ax, chip, s, ways, most) for ax, s in zip(panels, shapes, strict=True)]
+    alt_parts = [
+        _panel(ax, chip, s, ways, most_cores) for ax, s in zip(panels, shapes, strict=True)
+    ]
     panels[0].set(ylabel="efficiency", ylim=(0, 1.09))
     lines, names = panels[0].get_legend_handles_labels()
     fig.legend(lines, names, loc="outside upper center", ncols=len(names), columnspacing=1.2)
-    return st.finish(fig, alt=f"Efficiency of row sums on 1 to {most} cores. " + " ".join(said))
+    return st.finish(
+        fig, alt=f"Efficiency of row sums on 1 to {most_cores} cores. " + " ".join(alt_parts)
+    )
 
 
-def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) -> str:
+def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most_cores: int) -> str:
+    """Draw the efficiency of one shape over the number of cores; return its ends in words."""
     rows, columns = shape
-    few = rows <= most
-    counts = range(1, most + 1)
-    units = rows if few else -(-rows // c0_of("fp16"))
-    alone = fold_time(chip, shape, "kept", 1, wide=few).cycles
-    teeth = [balance(units, n) for n in counts]
-    ax.fill_between(counts, teeth, color=st.LIGHT, step=None, zorder=0)
-    ax.plot(counts, teeth, color=st.GREY, lw=0.9, ls="-", label="even shares")
-    ends = []
+    has_few_rows = rows <= most_cores
+    counts = range(1, most_cores + 1)
+    units = rows if has_few_rows else -(-rows // c0_of("fp16"))
+    single_core_cycles = fold_time(chip, shape, "kept", 1, wide=has_few_rows).cycles
+    even_efficiency = [balance(units, n) for n in counts]
+    ax.fill_between(counts, even_efficiency, color=st.LIGHT, step=None, zorder=0)
+    ax.plot(counts, even_efficiency, color=st.GREY, lw=0.9, ls="-", label="even shares")
+    end_texts = []
     for way in ways:
         colour, line, marker = WAYS[way]
-        used = counts if way == "kept" else cuttable(columns, most)
-        values = [alone / (n * fold_time(chip, shape, way, n, wide=few).cycles) for n in used]
+        used_counts = counts if way == "kept" else cuttable(columns, most_cores)
+        values = [
+            single_core_cycles / (n * fold_time(chip, shape, way, n, wide=has_few_rows).cycles)
+            for n in used_counts
+        ]
         label = LABELS.get(way, way)
         size = 3.2 if way == "kept" else 5.5
-        ax.plot(used, values, color=colour, ls=line, marker=marker or "o", ms=size, label=label)
-        ends.append(f"{label} {values[-1]:.2f}")
-    for n in range(max(6, most // 4), most + 1):
-        if teeth[n - 1] > max(0.95, teeth[n - 2]):
-            ax.text(n, teeth[n - 1] + 0.015, str(n), ha="center", fontsize=8, color=st.INK)
+        ax.plot(
+            used_counts, values, color=colour, ls=line, marker=marker or "o", ms=size, label=label
+        )
+        end_texts.append(f"{label} {values[-1]:.2f}")
+    for n in range(max(6, most_cores // 4), most_cores + 1):
+        if even_efficiency[n - 1] > max(0.95, even_efficiency[n - 2]):
+            ax.text(
+                n, even_efficiency[n - 1] + 0.015, str(n), ha="center", fontsize=8, color=st.INK
+            )
     ax.set_title(f"{rows:,} rows of {columns:,}", loc="left")
-    ax.set(xlabel="cores", xlim=(0, most + 1), xticks=[1, *range(8, most + 1, 8)])
-    return f"{rows:,} rows of {columns:,} on {most} cores: {', '.join(ends)}."
+    ax.set(xlabel="cores", xlim=(0, most_cores + 1), xticks=[1, *range(8, most_cores + 1, 8)])
+    return f"{rows:,} rows of {columns:,} on {most_cores} cores: {', '.join(end_texts)}."
 
 
-def cuttable(columns: int, most: int) -> list[int]:
+def cuttable(columns: int, most_cores: int) -> list[int]:
     """Return the numbers of cores that cut fp16 rows into equal parts of whole 32-byte blocks."""
-    return [n for n in range(1, most + 1) if columns % n == 0 and columns // n % c0_of("fp16") == 0]
+    return [
+        n
+        for n in range(1, most_cores + 1)
+        if columns % n == 0 and columns // n % c0_of("fp16") == 0
+    ]
 
 
 def fig_fold_crossover(
@@ -209,7 +228,7 @@ HEAT = LinearSegmentedColormap.from_list("heat", [st.PAPER, "#f3c98b", "#d55e00"
 
 
 def wire_ratio(rows: int, columns: int, itemsize: int) -> float:
-    """Bytes on the wires per byte moved when a matrix is transposed in rows x columns blocks.
+    """Return the bytes transferred per byte needed to transpose a matrix in rows x columns blocks.
 
     A block is loaded in bursts of `columns` elements and stored in bursts of `rows`; every burst
     takes whole 32-byte blocks. The mean of load and store.
@@ -220,19 +239,19 @@ def wire_ratio(rows: int, columns: int, itemsize: int) -> float:
 
 def draw_indices(updates: int, rows: int, duplicates: float, seed: int = 0) -> np.ndarray:
     """Return `updates` row numbers, a share `duplicates` of them repeating an earlier one."""
-    fresh = updates - round(duplicates * updates)
+    distinct_count = updates - round(duplicates * updates)
     rng = np.random.default_rng(seed)
-    chosen = rng.permutation(rows)[:fresh]
-    again = rng.choice(chosen, updates - fresh)
-    return rng.permutation(np.concatenate([chosen, again]))
+    chosen = rng.permutation(rows)[:distinct_count]
+    repeated = rng.choice(chosen, updates - distinct_count)
+    return rng.permutation(np.concatenate([chosen, repeated]))
 
 
 def conflicts(index: np.ndarray, cores: int) -> dict[int, list[int]]:
-    """Return the rows that several cores write: row -> cores, updates dealt out in equal parts."""
-    per = -(-len(index) // cores)
+    """Return the rows that several cores write, with those cores; all have as many updates."""
+    updates_per_core = -(-len(index) // cores)
     writers: dict[int, set[int]] = {}
     for position, row in enumerate(index):
-        writers.setdefault(int(row), set()).add(position // per)
+        writers.setdefault(int(row), set()).add(position // updates_per_core)
     return {row: sorted(w) for row, w in sorted(writers.items()) if len(w) > 1}
 
 
@@ -249,21 +268,22 @@ def fig_blocks_and_conflicts(
     index = draw_indices(updates, rows, duplicates)
     fig, (left, right) = st.new_figure(ncols=2, height_in=3.3, width_ratios=(1.15, 1))
     _heat(left, (block_rows, block_columns), itemsize)
-    torn = _graph(right, index, cores, rows)
+    shared_rows = _graph(right, index, cores, rows)
     ratio = wire_ratio(block_rows, block_columns, itemsize)
     corners = wire_ratio(1, 1, itemsize), wire_ratio(16, 16, itemsize)
-    named = [f"row {row} by cores {', '.join(map(str, who))}" for row, who in torn.items()]
+    named = [f"row {row} by cores {', '.join(map(str, who))}" for row, who in shared_rows.items()]
     alt = (
         f"Left: bytes on the wires per byte moved for blocks of 1 to 64 rows and columns, from "
         f"{corners[0]:.3g} for single elements to {corners[1]:.3g} for 16 x 16; the framed block "
         f"{block_rows} x {block_columns} needs {ratio:.3g}. Right: {updates} updates of "
-        f"{cores} cores to {len(set(index.tolist()))} of {rows} rows; {len(torn)} rows are written "
-        f"by more than one core{': ' * bool(named)}{'; '.join(named[:6])}."
+        f"{cores} cores to {len(set(index.tolist()))} of {rows} rows; {len(shared_rows)} rows are "
+        f"written by more than one core{': ' if named else ''}{'; '.join(named[:6])}."
     )
     return st.finish(fig, alt=alt)
 
 
 def _heat(ax: Any, chosen: tuple[int, int], itemsize: int) -> None:
+    """Draw `wire_ratio` for all shapes of blocks, with a frame around the chosen one."""
     grid = np.array([[wire_ratio(r, c, itemsize) for c in SIDES] for r in SIDES])
     ax.imshow(grid, cmap=HEAT, norm=LogNorm(1, BLOCK_BYTES / itemsize), origin="lower")
     for i, row in enumerate(grid):
@@ -280,32 +300,33 @@ def _heat(ax: Any, chosen: tuple[int, int], itemsize: int) -> None:
 
 
 def _graph(ax: Any, index: np.ndarray, cores: int, rows: int) -> dict[int, list[int]]:
-    torn = conflicts(index, cores)
-    per = -(-len(index) // cores)
+    """Draw an edge from core to row for each update, and return the rows with several cores."""
+    shared_rows = conflicts(index, cores)
+    updates_per_core = -(-len(index) // cores)
     height = float(max(rows - 1, 1))
 
     def core_y(core: int) -> float:
         return height * (1 - (core + 0.5) / cores)
 
     for position, row in enumerate(index):
-        bad = int(row) in torn
-        colour, width, line = (st.VERMILLION, 1.8, "-") if bad else (st.GREY, 0.9, "--")
-        place = [core_y(position // per), height - int(row)]
+        is_shared = int(row) in shared_rows
+        colour, width, line = (st.VERMILLION, 1.8, "-") if is_shared else (st.GREY, 0.9, "--")
+        place = [core_y(position // updates_per_core), height - int(row)]
         ax.plot([0, 1], place, color=colour, lw=width, ls=line, zorder=1)
     for core in range(cores):
         ax.plot(0, core_y(core), marker="s", ms=15, mfc=st.PAPER, mec=st.BLUE, mew=1.4, zorder=2)
         st.put(ax, 0, core_y(core), str(core), color="black")
     for row in range(rows):
-        torn_look = st.VERMILLION, st.VERMILLION, "X"
-        face, edge, marker = torn_look if row in torn else (st.PAPER, st.GREEN, "o")
+        shared_look = (st.VERMILLION, st.VERMILLION, "X")
+        face, edge, marker = shared_look if row in shared_rows else (st.PAPER, st.GREEN, "o")
         ax.plot(1, height - row, marker=marker, ms=6.5, mfc=face, mec=edge, zorder=2)
         ax.text(1.07, height - row, str(row), va="center", fontsize=7, color=st.INK)
     ax.text(0, height + 1.1, "cores", ha="center", color=st.INK)
     ax.text(1, height + 1.1, "rows", ha="center", color=st.INK)
-    ax.set_title(f"{len(torn)} torn rows", loc="left")
+    ax.set_title(f"{len(shared_rows)} torn rows", loc="left")
     ax.set(xlim=(-0.2, 1.25), ylim=(-0.8, height + 2))
     ax.axis("off")
-    return torn
+    return shared_rows
 
 
 def fig_scatter_ways(

@@ -1,4 +1,4 @@
-"""Products: blocks, useful share, traffic by tile, what fits, the rule's estimates, rooflines."""
+"""Figures of matrix products: blocks, useful work, traffic by tile, what fits, rooflines."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -40,11 +40,15 @@ def fig_blocks() -> st.LabFigure:
     for ax, cut in zip(st.panels(axes), cuts, strict=True):
         small = side // cut
         step = side / cut * (1.0 if cut == 1 else 1.3)
-        back = range(cut - 1, -1, -1)  # m runs down, n to the right, k away from the reader
-        for depth, row, column in product(back, back, range(cut)):
+        back_to_front = range(
+            cut - 1, -1, -1
+        )  # m runs down, n to the right, k away from the reader
+        for depth, row, column in product(back_to_front, back_to_front, range(cut)):
             _cube(ax, (column * step, row * step, depth * step), side / cut)
-        whole = (cut - 1) * step + side / cut
-        ax.set(xlim=(-0.3, whole * 1.5 + 0.5), ylim=(-0.5, whole * 1.5 + 0.5), aspect="equal")
+        total_side = (cut - 1) * step + side / cut
+        ax.set(
+            xlim=(-0.3, total_side * 1.5 + 0.5), ylim=(-0.5, total_side * 1.5 + 0.5), aspect="equal"
+        )
         ax.axis("off")
         if cut == 1:
             for letter, x, y in (("n", 0.52, -0.01), ("m", -0.02, 0.5), ("k", 1.27, 0.12)):
@@ -87,11 +91,21 @@ def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> st.
         for (colour, style, marker), dot, (name, shares) in looks:
             sizes = np.arange(1, len(shares) + 1)
             percent = 100 * np.asarray(shares)
-            full = np.flatnonzero(percent > 100 - 1e-9)
+            full_places = np.flatnonzero(percent > 100 - 1e-9)
             ax.plot(sizes, percent, color=colour, linestyle=style, label=name, linewidth=1.4)
-            ax.plot(sizes[full], percent[full], marker, color=colour, mec=st.INK, mew=0.7, ms=dot)
-            told = ", ".join(f"{percent[at - 1]:.0f}% at {at}" for at in (1, 17, 48))
-            facts.append(f"{title}, {name}: {told}; full at {', '.join(map(str, sizes[full][:4]))}")
+            ax.plot(
+                sizes[full_places],
+                percent[full_places],
+                marker,
+                color=colour,
+                mec=st.INK,
+                mew=0.7,
+                ms=dot,
+            )
+            summary = ", ".join(f"{percent[at - 1]:.0f}% at {at}" for at in (1, 17, 48))
+            facts.append(
+                f"{title}, {name}: {summary}; full at {', '.join(map(str, sizes[full_places][:4]))}"
+            )
         ax.set(title=title, xlim=(0, len(sizes) + 1), ylim=(0, 108), xticks=range(0, 65, 16))
         ax.grid(axis="y")
         ax.legend(loc="lower right")
@@ -127,8 +141,8 @@ def fig_traffic(
         ax.set(xlabel=label, ymargin=0.1)
         ax.tick_params(axis="x", length=0)
         for name, total in zip(bars, totals, strict=True):
-            told = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
-            facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({told})")
+            summary = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
+            facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({summary})")
     left.set(title="the sums stay: which tile?", ylabel="GB moved")
     right.set_title("one tile: what stays?")
     st.key(left, OPERANDS, loc="upper center", ncols=3)
@@ -152,19 +166,19 @@ def fig_tile_fit(
     schedule = kernels.GemmSchedule(tile_m, tile_k, tile_n, step_k, *squarest_grid(chip))
     needs = kernels.tile_bytes(shape, schedule)
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.5, width_ratios=(1.15, 1))
-    over = _capacity_bars(left, chip, needs)
+    overflowing = _capacity_bars(left, chip, needs)
     run = None
     try:
         run = simulate(kernels.gemm_launch(shape, chip, schedule), chip)
     except errors.CapacityError:
-        text = f"does not fit:\n{', '.join(over)}"
+        text = f"does not fit:\n{', '.join(overflowing)}"
         big = {"fontsize": 11, "fontweight": "bold"}
         st.put(right, 0.5, 0.5, text, transform=right.transAxes, **big)
         right.axis("off")
-    told = _pipe_bars(right, run) if run else f"it does not fit in {', '.join(over)}"
+    summary = _pipe_bars(right, run) if run else f"it does not fit in {', '.join(overflowing)}"
     fig.suptitle(f"{chip.name}, tile {tile_m} × {tile_n}, {tile_k} deep, {step_k} a stage")
-    full = ", ".join(f"{b} {100 * n / chip.buffers[b]:.0f}%" for b, n in needs.items())
-    alt = f"Tile {tile_m} x {tile_n} x {tile_k} on {chip.name}: {full}; {told}."
+    fill_text = ", ".join(f"{b} {100 * n / chip.buffers[b]:.0f}%" for b, n in needs.items())
+    alt = f"Tile {tile_m} x {tile_n} x {tile_k} on {chip.name}: {fill_text}; {summary}."
     return st.finish(fig, alt=alt)
 
 
@@ -177,12 +191,12 @@ def squarest_grid(chip: Chip) -> tuple[int, int]:
 
 def _capacity_bars(ax: Any, chip: Chip, needs: Mapping[str, int]) -> list[str]:
     """Draw one bar for each buffer in percent of its size; return the buffers that overflow."""
-    over = []
+    overflowing = []
     for row, (buffer, size) in enumerate(needs.items()):
         percent = 100 * size / chip.buffers[buffer]
         ax.barh(row, min(percent, 100), height=0.62, linewidth=0.6, **FITS)
         if percent > 100:
-            over.append(buffer)
+            overflowing.append(buffer)
             ax.barh(row, min(percent, 240) - 100, left=100, height=0.62, linewidth=0.6, **OVERFULL)
         text = f"{size / 1024:g} of {chip.buffers[buffer] // 1024} KiB"
         ax.text(max(105, min(percent, 240) + 5), row, text, va="center", fontsize=8)
@@ -190,7 +204,7 @@ def _capacity_bars(ax: Any, chip: Chip, needs: Mapping[str, int]) -> list[str]:
     ax.set_yticks(range(len(needs)), list(needs))
     ax.set(xlim=(0, 345), ylim=(len(needs) - 0.4, -0.6), xlabel="% of the buffer")
     ax.set(xticks=[0, 50, 100, 200], title="what it needs")
-    return over
+    return overflowing
 
 
 def _pipe_bars(ax: Any, run: Timeline) -> str:
@@ -266,10 +280,10 @@ def fig_tile_sides() -> st.LabFigure:
         ax.text(-gap - thick - 4, m / 2, f"A: {m}", ha="right", va="center", fontsize=8)
         ax.set(xlim=(-60, 262), ylim=(tallest + 24, -38), aspect="equal")
         ax.axis("off")
-        each = f"{m * n / (m + n):.3g}"
-        ax.set_title(f"{m * n} MACs from {m + n} elements: {each} each", fontsize=8.5)
-        made = f"A tile of {m} x {n} does {m * n} multiply-accumulates per step of k from "
-        facts.append(f"{made}{m} + {n} = {m + n} loaded elements, {each} for each")
+        macs_per_element = f"{m * n / (m + n):.3g}"
+        ax.set_title(f"{m * n} MACs from {m + n} elements: {macs_per_element} each", fontsize=8.5)
+        work_text = f"A tile of {m} x {n} does {m * n} multiply-accumulates per step of k from "
+        facts.append(f"{work_text}{m} + {n} = {m + n} loaded elements, {macs_per_element} for each")
     return st.finish(fig, alt=". ".join(facts) + ".")
 
 
@@ -294,14 +308,14 @@ def fig_nested_rooflines(
     low, high = xlim or (min(reach) / 2, max(reach) * 2)
     for number, ax in enumerate(axes):
         _draw_roof(ax, np.geomspace(low, high, 300), peak, chip, number)
-        for dot, own, marker in zip(dots, roofs, MARKERS * 4, strict=False):
-            level = own[number]
+        for dot, levels, marker in zip(dots, roofs, MARKERS * 4, strict=False):
+            level = levels[number]
             height = 100 * dot.ops_per_s / peak
-            at = dot.ops_per_byte(level.name)  # the line goes up to the program's own roof
-            roof = 100 * rf.attainable(at, peak, level) / peak
-            ax.plot([at, at], [height, roof], color=st.INK, linestyle="-", lw=0.9, zorder=3)
+            x = dot.ops_per_byte(level.name)
+            roof = 100 * rf.attainable(x, peak, level) / peak  # of the program's own mix
+            ax.plot([x, x], [height, roof], color=st.INK, linestyle="-", lw=0.9, zorder=3)
             colour = LOOK[level.name][0]
-            ax.plot(at, height, marker, color=colour, ms=7, mec=st.INK, mew=0.9, zorder=4)
+            ax.plot(x, height, marker, color=colour, ms=7, mec=st.INK, mew=0.9, zorder=4)
     lowest = min(100 * dot.ops_per_s / peak for dot in dots)
     axes[0].set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(lowest / 1.6, 8), 140))
     axes[0].set_ylabel("share of cube peak")
@@ -337,14 +351,15 @@ def _draw_roof(ax: Any, x: Any, peak: float, chip: Chip, number: int) -> None:
 def _roof_alt(
     chip: Chip, peak: float, dots: Sequence[rf.Dot], roofs: Sequence[Sequence[rf.Level]]
 ) -> str:
+    """Return where each program stands under each roof, in words."""
     text = f"Three log-log rooflines of {chip.name}, share of cube peak over operations per byte."
-    for dot, own in zip(dots, roofs, strict=True):
+    for dot, levels in zip(dots, roofs, strict=True):
         places = []
-        for level in own:
-            at = dot.ops_per_byte(level.name)
+        for level in levels:
+            ops_per_byte = dot.ops_per_byte(level.name)
             ridge = rf.ridge_point(peak, level)
-            side = "right" if at > ridge else "left"
-            places.append(f"{at:.3g} at {level.name}, {side} of its ridge {ridge:.3g}")
+            side = "right" if ops_per_byte > ridge else "left"
+            places.append(f"{ops_per_byte:.3g} at {level.name}, {side} of its ridge {ridge:.3g}")
         text += f" {dot.name} reaches {dot.ops_per_s / peak:.0%} of peak: {'; '.join(places)}."
     return text
 

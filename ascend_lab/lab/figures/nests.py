@@ -1,4 +1,9 @@
-"""Loop nests drawn as boxes in boxes, read off schedules; before and after a primitive."""
+"""Figures of loop nests, as boxes in boxes: of one schedule, or before and after a primitive.
+
+`nest_items` walks through a schedule and makes boxes (loops) and statements; `draw_nest` draws
+them. Its stages are loads, formulas and stores; a stage may be attached to a loop of another one,
+and is then computed tile by tile inside that loop.
+"""
 
 import math
 import re
@@ -44,37 +49,45 @@ Items = tuple[Box | Work, ...]
 
 def nest_of(schedule: Schedule) -> Items:
     """Return the nests of a schedule, one box per phase if there are several."""
-    found: list[Box | Work] = []
+    items: list[Box | Work] = []
     for root in roots(schedule.state):
         if isinstance(root, Fixed):
-            found.append(Work("MTE2", f"{root.kind} (by hand)"))
+            items.append(Work("MTE2", f"{root.kind} (by hand)"))
         else:
             state = complete(schedule.state, root.name)
-            ways = partial(_statement, state), partial(_loop, state)
-            found += walked(state, state.stage(root.name), *ways)
-    return tuple(found)
+            describe = partial(_statement, state), partial(_loop, state)
+            items += nest_items(state, state.stage(root.name), *describe)
+    return tuple(items)
 
 
-def walked(
+def nest_items(
     state: State,
     stage: Stage,
-    say: Callable[[Stage], Work],
-    around: Callable[[Stage, Leaf, Items], Items],
+    statement_of: Callable[[Stage], Work],
+    loop_around: Callable[[Stage, Leaf, Items], Items],
 ) -> Items:
-    """Return a stage from the inside out: statement, loops with the tiles attached, cores."""
+    """Return a stage with its loops, built from the inside out; cores are the outermost loops.
 
-    def tiles(*places: str) -> Items:
-        wanted = {(stage.name, place) for place in places}
-        found = [s for s in state.stages if isinstance(s, Stage) and s.attach in wanted]
-        return tuple(item for guest in found for item in walked(state, guest, say, around))
+    `statement_of` describes a stage, and `loop_around` puts a loop around items. A stage that is
+    attached to a loop stands first inside it.
+    """
 
-    front = stage.loops[: loop_count(state, stage)]
-    items: Items = (say(stage),)
-    for leaf in reversed([x for x in front if x.name not in stage.bound]):
-        items = around(stage, leaf, (*tiles(leaf.name), *items))
-    items = (*tiles("", *stage.bound), *items)
-    for leaf in reversed([x for x in front if x.name in stage.bound]):
-        items = around(stage, leaf, items)
+    def attached(*loops: str) -> Items:
+        """Return the stages that are attached to some loops of this stage, "" for above them."""
+        points = {(stage.name, loop) for loop in loops}
+        items: list[Box | Work] = []
+        for other in state.stages:
+            if isinstance(other, Stage) and other.attach in points:
+                items += nest_items(state, other, statement_of, loop_around)
+        return tuple(items)
+
+    drawn_loops = stage.loops[: loop_count(state, stage)]
+    items: Items = (statement_of(stage),)
+    for leaf in reversed([x for x in drawn_loops if x.name not in stage.bound]):
+        items = loop_around(stage, leaf, (*attached(leaf.name), *items))
+    items = (*attached("", *stage.bound), *items)
+    for leaf in reversed([x for x in drawn_loops if x.name in stage.bound]):
+        items = loop_around(stage, leaf, items)
     return items
 
 
@@ -87,8 +100,9 @@ def _loop(state: State, stage: Stage, leaf: Leaf, inside: Items) -> Items:
         cores = math.prod(x.extent for x in bound)
         return (Box(f"{cores} cores" if cores > 1 else "1 core", inside),)
     stages = [s for s in state.stages if isinstance(s, Stage)]
-    flat = all(len(s.axes) + len(s.reduce) == 1 for s in stages)
-    what = "elements" if flat else "rows" if leaf.root == stage.axes[0].name else "columns"
+    is_one_axis = all(len(s.axes) + len(s.reduce) == 1 for s in stages)
+    rows_or_columns = "rows" if leaf.root == stage.axes[0].name else "columns"
+    what = "elements" if is_one_axis else rows_or_columns
     return (Box(f"{leaf.extent} × {leaf.width:,} {what}", inside),)
 
 
@@ -104,6 +118,7 @@ def _statement(state: State, stage: Stage) -> Work:
 
 
 def _name(name: str) -> str:
+    """Return a stage's name without what the scheduler adds to it: x_ub_2 is x."""
     return re.sub(r"_ub(_\d+)?$", "", name).removeprefix("reduce_")
 
 
@@ -148,13 +163,15 @@ def draw_nest(
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(max(rows, height_of(items)), 0))
 
-    def say(text: str, note: str, left: float, right: float, middle: float) -> None:
+    def write(text: str, note: str, left: float, right: float, middle: float) -> None:
+        """Write a text at the left and its note at the right end."""
         ax.text(left, middle, text, va="center", fontsize=size, color=st.INK)
         if note:
             style = {"va": "center", "ha": "right", "fontsize": size - 1, "color": "#555555"}
             ax.text(right - 0.012, middle, note, **style)
 
     def draw(items: Items, top: float, left: float, right: float, level: int) -> None:
+        """Draw items from `top` down; boxes are darker the deeper they are."""
         for item in items:
             if isinstance(item, Work):
                 style = st.PIPE_STYLE[item.pipe]
@@ -164,16 +181,15 @@ def draw_nest(
                 look: dict[str, Any] = {"facecolor": tint, "edgecolor": st.INK, "linewidth": 0.6}
                 st.box(ax, left, low, right - left, height, **look)
                 st.box(ax, left, low, swatch, height, **style.patch_args())
-                say(item.text, item.note, left + swatch * 4 / 3, right, top + 0.52)
+                write(item.text, item.note, left + swatch * 4 / 3, right, top + 0.52)
                 top += 1.0
                 continue
             end = top + 1.15 + height_of(item.inside)
             shade = SHADES[min(level, len(SHADES) - 1)]
             look = {"facecolor": shade, "edgecolor": st.GREY, "linewidth": 0.7}
             st.box(ax, left, top + 0.06, right - left, end - top, **look)
-            say(item.heading, item.note, left + swatch / 4, right, top + 0.6)
-            inner = left + swatch * 0.47, right - swatch * 0.27
-            draw(item.inside, top + 1.05, *inner, level + 1)
+            write(item.heading, item.note, left + swatch / 4, right, top + 0.6)
+            draw(item.inside, top + 1.05, left + swatch * 0.47, right - swatch * 0.27, level + 1)
             top = end + 0.2
 
     draw(items, 0.0, 0.0, 1.0, 0)
@@ -188,7 +204,7 @@ Sizes = Mapping[str, tuple[int, ...]]
 # -- what is drawn: boxes and statements of a completed schedule ---------------------------------
 def nests(schedule: Schedule) -> Items:
     """Return one box per phase, with notes of the sizes of steps, buffers and slots."""
-    found = []
+    boxes_of_phases = []
     for number, root in enumerate(roots(schedule.state), start=1):
         shape = " × ".join(f"{n:,}" for n in root.shape)
         heading = f"phase {number}: {root.name}"
@@ -199,33 +215,35 @@ def nests(schedule: Schedule) -> Items:
             boxes = first_boxes(state, root.name)
             tiles = (state.stage(n) for n in boxes if state.stage(n).scope != "GM")
             sizes = {tile.name: tile_sizes(state, tile, boxes) for tile in tiles}
-            ways = partial(_noted_statement, state, sizes), partial(_noted_loop, sizes)
-            inside = walked(state, state.stage(root.name), *ways)
-        found.append(Box(heading, inside, f"{shape} {root.dtype} in GM"))
-    return tuple(found)
+            describe = partial(_noted_statement, state, sizes), partial(_noted_loop, sizes)
+            inside = nest_items(state, state.stage(root.name), *describe)
+        boxes_of_phases.append(Box(heading, inside, f"{shape} {root.dtype} in GM"))
+    return tuple(boxes_of_phases)
 
 
 def _noted_loop(sizes: Sizes, stage: Stage, leaf: Leaf, inside: Items) -> Items:
     """Return a loop as a box: its steps, and what the last one does if they do not divide."""
-    at = stage.loops.index(leaf)
-    outer = [x.width for x in stage.loops[:at] if x.root == leaf.root]
+    place = stage.loops.index(leaf)
+    outer = [x.width for x in stage.loops[:place] if x.root == leaf.root]
     extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
     data = [a.name for a in stage.axes]
     extents |= dict(zip(data, sizes.get(stage.name, ()), strict=False))
-    whole = min([*outer, extents[leaf.root]])
-    full, rest = divmod(whole, leaf.width)
-    trips = full + bool(rest)
-    last = ""
-    if rest and full:
-        last = f", the last {rest:,}"
+    extent = min([*outer, extents[leaf.root]])
+    full_steps, last_elements = divmod(extent, leaf.width)
+    trips = full_steps + bool(last_elements)
+    last_note = ""
+    if last_elements and full_steps:
+        last_note = f", the last {last_elements:,}"
         if leaf.tail == "guard":
-            last = f", the last moved back by {leaf.width - rest:,}"
+            last_note = f", the last moved back by {leaf.width - last_elements:,}"
     if leaf.name in stage.bound:
-        return (Box(f"cores: {leaf.name} = 0 … {trips - 1}", inside, f"{leaf.width:,} each{last}"),)
+        return (
+            Box(f"cores: {leaf.name} = 0 … {trips - 1}", inside, f"{leaf.width:,} each{last_note}"),
+        )
     if trips == 1:
         return inside
     word = "fold" if leaf.reduce else "for"
-    return (Box(f"{word} {leaf.name} in {trips:,}", inside, f"steps of {leaf.width:,}{last}"),)
+    return (Box(f"{word} {leaf.name} in {trips:,}", inside, f"steps of {leaf.width:,}{last_note}"),)
 
 
 def _noted_statement(state: State, sizes: Sizes, stage: Stage) -> Work:
@@ -239,7 +257,8 @@ def _noted_statement(state: State, sizes: Sizes, stage: Stage) -> Work:
         elements = row_steps(stage, sizes[stage.name])[1]
     size = -(-elements * chip.DTYPE_BYTES[stage.dtype] // 32) * 32
     amount = f"{size / 1024:.4g} KiB" if size >= 1024 else f"{size} B"
-    note = f"{stage.depth} × " * (stage.depth > 1) + f"{amount} of {stage.scope}"
+    slots = f"{stage.depth} × " if stage.depth > 1 else ""
+    note = f"{slots}{amount} of {stage.scope}"
     if stage.is_copy and getattr(state.find(source), "scope", "GM") != "UB":
         return Work("MTE1" if stage.scope in ("L0A", "L0B") else "MTE2", f"load {source}", note)
     if stage.is_cube:
@@ -252,27 +271,28 @@ def _noted_statement(state: State, sizes: Sizes, stage: Stage) -> Work:
 
 def lines_of(items: Items, depth: int = 0) -> list[str]:
     """Return a nest as short lines of text, for alt texts and tests."""
-    out = []
+    lines = []
     for item in items:
         text = f"{item.pipe} {item.text}" if isinstance(item, Work) else item.heading
-        out.append("  " * depth + (f"{text} ({item.note})" if item.note else text))
+        lines.append("  " * depth + (f"{text} ({item.note})" if item.note else text))
         if isinstance(item, Box):
-            out += lines_of(item.inside, depth + 1)
-    return out
+            lines += lines_of(item.inside, depth + 1)
+    return lines
 
 
 def compact(schedule: Schedule) -> Items:
     """Return the nests in few words: a single phase without its box, slots as the only notes."""
 
     def short(item: Box | Work) -> Box | Work:
+        """Return an item with slots as its only note."""
         if isinstance(item, Box):
             return Box(item.heading, tuple(map(short, item.inside)))
         slots = item.note.partition(" × ")[0] if " × " in item.note else ""
         return replace(item, note=f"{slots} slots" if slots else "")
 
     items = tuple(map(short, nests(schedule)))
-    only = items[0]
-    return only.inside if len(items) == 1 and isinstance(only, Box) else items
+    first_item = items[0]
+    return first_item.inside if len(items) == 1 and isinstance(first_item, Box) else items
 
 
 # -- the figures ---------------------------------------------------------------------------------
@@ -296,25 +316,25 @@ def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
     heights = [max(height_of(n) for name in line for n in drawn[name]) + 1.6 for line in lines]
     inches = [0.19 * h + 0.24 for h in heights]
     fig, axes = st.new_figure(len(lines), 4, min(12.0, sum(inches) + 0.35), height_ratios=inches)
-    said = []
+    alt_parts = []
     pipes = set[str]()
     for row, line in enumerate(lines):
         for ax in axes.reshape(len(lines), 4)[row]:
             ax.set_axis_off()
         for column, name in enumerate(line):
-            two = axes.reshape(len(lines), 4)[row, 2 * column : 2 * column + 2]
+            pair_axes = axes.reshape(len(lines), 4)[row, 2 * column : 2 * column + 2]
             costs = [cost_text(s) for s in pairs[name]]
-            for ax, items, cost in zip(two, drawn[name], costs, strict=True):
+            for ax, items, cost in zip(pair_axes, drawn[name], costs, strict=True):
                 draw_nest(ax, items, rows=heights[row], size=7)
                 ax.set_xlim(-0.01, 1.01)
                 ax.text(0, height_of(items) + 0.85, cost, va="center", fontsize=7, weight="bold")
                 pipes |= set(pipes_in(items))
-            two[0].set_title(name, loc="left", color=st.BLUE)
-            st.put(two[1], -0.1, 1.2, "→", fontsize=11, color=st.BLUE, in_layout=False)
-            said.append(f"{name}: {costs[0]} before, {costs[1]} after")
+            pair_axes[0].set_title(name, loc="left", color=st.BLUE)
+            st.put(pair_axes[1], -0.1, 1.2, "→", fontsize=11, color=st.BLUE, in_layout=False)
+            alt_parts.append(f"{name}: {costs[0]} before, {costs[1]} after")
     order = [p for p in PIPES if p in pipes]
     st.pipe_legend(fig, order, loc="outside lower center", ncols=len(order))
-    return st.finish(fig, alt="Loop nests before and after a primitive. " + "; ".join(said))
+    return st.finish(fig, alt="Loop nests before and after a primitive. " + "; ".join(alt_parts))
 
 
 def cost_text(schedule: Schedule) -> str:

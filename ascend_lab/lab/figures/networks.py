@@ -1,4 +1,4 @@
-"""Graphs drawn: of operators beside its text, of tensors, who starts what, what passes leave."""
+"""Figures of graphs: operators beside their text, launches, what passes leave, tensors."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,19 @@ from ascend_lab.operators.dsl import Tensor
 from ascend_lab.operators.dsl.tensor import Call, Compute, topological, unique_names
 
 LANE = 1.0
+"""Width of a lane, a column of boxes; rows are 1 apart."""
 BOX = 0.92
+"""Width of a box."""
 ROW = 0.56
-"""Width of a lane and of a box in it, height of a box; rows are 1 apart."""
+"""Height of a box."""
 LANE_IN = 0.84
+"""Inches of a lane."""
 TEXT_IN = 6.2
+"""Inches of lanes and text together."""
 CHAR_IN = 0.057
-"""Inches of a lane, of lanes and text together, and of one letter of the text."""
+"""Inches of one letter of the text."""
 Place = tuple[int, int]
+"""Lane and row."""
 
 
 # -- a graph and its text -------------------------------------------------------------------------
@@ -65,8 +70,8 @@ def fig_network(
     rows = len(shown.nodes) + len(shown.inputs)
     letters = {name: chr(ord("A") + i) for i, group in enumerate(groups) for name in group}
     limit = len(shown.nodes) if known is None else known
-    places, skips = placed(shown)
-    lanes = 1 + max(lane for lane, _ in (*places.values(), *skips.values()))
+    places, passing_edges = placed(shown)
+    lanes = 1 + max(lane for lane, _ in (*places.values(), *passing_edges.values()))
     fig, ax = st.new_figure(height_in=0.35 + 0.3 * rows)
     ax.set_axis_off()
     ax.set(xlim=(-0.5 * LANE, TEXT_IN / LANE_IN - 0.5 * LANE), ylim=(rows - 0.4, -0.6))
@@ -75,14 +80,15 @@ def fig_network(
         to_lane, to_row = places[node.output]
         for name in (n for n in dict.fromkeys(node.inputs) if n in places):
             lane, row = places[name]
-            way = skips.get((name, node.name), (max(lane, to_lane), 0))[0]
-            xs = [lane * LANE, way * LANE, way * LANE, to_lane * LANE]
+            edge_lane = passing_edges.get((name, node.name), (max(lane, to_lane), 0))[0]
+            xs = [lane * LANE, edge_lane * LANE, edge_lane * LANE, to_lane * LANE]
             ax.plot(xs, [row, row, to_row, to_row], **style)
     for name in shown.inputs:
         _box(ax, places[name], "input", st.INK)
     for i, node in enumerate(shown.nodes):
-        newest = known is not None and i == limit - 1
-        colour = st.LIGHT if i >= limit else st.ORANGE if newest else st.BLUE
+        colour = st.BLUE if i < limit else st.LIGHT
+        if known is not None and i == limit - 1:
+            colour = st.ORANGE  # the node whose type was inferred last
         if groups:
             member = letters.get(node.name)
             colour = st.PALETTE[ord(member) % len(st.PALETTE)] if member else st.GREY
@@ -97,14 +103,18 @@ def fig_network(
 
 
 def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]]:
-    """Return (lane, row) of each tensor, and lane and row of the edges that pass other boxes."""
+    """Return (lane, row) of each tensor, and lane and row of the edges that pass other boxes.
+
+    A node stands in the lane of an input that no node has continued yet, or in a free lane.
+    """
     places: dict[str, Place] = {}
-    skips: dict[tuple[str, str], Place] = {}
+    passing_edges: dict[tuple[str, str], Place] = {}
     taken: list[tuple[int, int, int]] = []  # lane, from row, to row
-    followed: set[str] = set()
+    continued: set[str] = set()
 
     def free(first: int, last: int) -> int:
-        busy = {lane for lane, a, b in taken if a < last and first < b}
+        """Return the first lane that no edge uses between two rows."""
+        busy = {lane for lane, start, end in taken if start < last and first < end}
         return next(lane for lane in range(len(taken) + 1) if lane not in busy)
 
     for row, name in enumerate(graph.inputs):
@@ -112,28 +122,33 @@ def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]
         taken.append((places[name][0], -1, row))
     for row, node in enumerate(graph.nodes, len(graph.inputs)):
         reads = [n for n in dict.fromkeys(node.inputs) if n in places]
-        ends = [n for n in reads if n not in followed]
-        main = min(ends, key=lambda n: places[n][0]) if ends else None
-        first = places[main][1] if main else min((places[n][1] for n in reads), default=row - 1)
-        lane = places[main][0] if main else free(first, row + 1)
-        taken.append((lane, first, row))
+        unfollowed = [n for n in reads if n not in continued]
+        main_input = min(unfollowed, key=lambda n: places[n][0]) if unfollowed else None
+        if main_input:
+            lane, first_row = places[main_input]
+        else:
+            first_row = min((places[n][1] for n in reads), default=row - 1)
+            lane = free(first_row, row + 1)
+        taken.append((lane, first_row, row))
         for name in reads:
             lane_from, row_from = places[name]
-            if name != main and lane_from == lane and row - row_from > 1:
-                skips[name, node.name] = (free(row_from, row), row_from)
-                taken.append((skips[name, node.name][0], row_from, row))
-            elif name != main:
+            if name != main_input and lane_from == lane and row - row_from > 1:
+                passing_edges[name, node.name] = (free(row_from, row), row_from)
+                taken.append((passing_edges[name, node.name][0], row_from, row))
+            elif name != main_input:
                 taken.append((max(lane, lane_from), row_from, row))
-        followed.update([main] if main else [])
+        if main_input:
+            continued.add(main_input)
         for out in node.outputs:
             places[out] = (lane, row)
-    return places, skips
+    return places, passing_edges
 
 
-def _box(ax: Any, at: Place, word: str, colour: str) -> None:
-    box = st.box(ax, at[0] * LANE - BOX / 2, at[1] - ROW / 2, BOX, ROW, zorder=2)
+def _box(ax: Any, place: Place, word: str, colour: str) -> None:
+    """Draw a box with a word in it."""
+    box = st.box(ax, place[0] * LANE - BOX / 2, place[1] - ROW / 2, BOX, ROW, zorder=2)
     box.set(facecolor=st.PAPER, edgecolor=colour, linewidth=1.6)
-    st.put(ax, at[0] * LANE, at[1], word, zorder=3, fontsize=6.8)
+    st.put(ax, place[0] * LANE, place[1], word, zorder=3, fontsize=6.8)
 
 
 def fig_fused(network: str = "the file", rules: str = "all") -> st.LabFigure:
@@ -178,8 +193,8 @@ def shortened(graph: Graph, node: Node, known: bool, room: int) -> str:
     """Return the line in at most `room` letters: without its constants, then cut off."""
     line = line_of(graph, node, known)
     if len(line) > room:
-        kept = [n for n in node.inputs if n not in graph.constants]
-        inputs = (*kept, "…") if len(kept) < len(node.inputs) else node.inputs
+        variable_inputs = [n for n in node.inputs if n not in graph.constants]
+        inputs = (*variable_inputs, "…") if len(variable_inputs) < len(node.inputs) else node.inputs
         line = line_of(graph, replace(node, inputs=inputs), known)
     return line if len(line) <= room else f"{line[: room - 1]}…"
 
@@ -215,8 +230,8 @@ def fig_dispatch(
     longest_us = max(run.time_s for run in runs.values()) * 1e6
     fig, axes = st.new_figure(nrows=len(ge.WAYS), height_in=3.3, sharex=True)
     for ax, (way, run) in zip(axes, runs.items(), strict=True):
-        told = f"{run.time_s * 1e6:,.0f} µs, the device works {run.busy_share:.0%} of the time"
-        ax.set_title(f"{TITLES[way]}: {told}", loc="left", fontsize=8)
+        summary = f"{run.time_s * 1e6:,.0f} µs, the device works {run.busy_share:.0%} of the time"
+        ax.set_title(f"{TITLES[way]}: {summary}", loc="left", fontsize=8)
         lanes = ((run.host, st.ORANGE, "//"), (run.device, st.VERMILLION, ""))
         for row, (spans, colour, hatch) in enumerate(lanes):
             bars = [(start * 1e6, (end - start) * 1e6) for start, end in spans]
@@ -235,16 +250,16 @@ def fig_batches(
     model: str = "resnet18", batch: int = 1, chip: str = "Ascend910A", *, fusion: bool = False
 ) -> st.LabFigure:
     """Draw `fig_dispatch` of a model of the zoo, compiled for a chip as it stands or fused."""
-    there = load_chip(chip)
+    device = load_chip(chip)
     stages = compile_stages(
-        zoo.build(model, batch), there, fusion=fusion, passes=passes.DEFAULT if fusion else ()
+        zoo.build(model, batch), device, fusion=fusion, passes=passes.DEFAULT if fusion else ()
     )
     times = list(ge.kernel_times(stages.compiled).values())
     name = f"{model}, batch {batch}, {'' if fusion else 'not '}fused, on the {chip}"
-    return fig_dispatch(times, there.launch_overhead_s, there.queued_launch_s, name=name)
+    return fig_dispatch(times, device.launch_overhead_s, device.queued_launch_s, name=name)
 
 
-# -- rewriting graphs: a model as an exporter spells it, and what each pass leaves of it -----------
+# -- rewriting graphs: a model as an exporter writes it, and what each pass leaves of it -----------
 EXPORTED = "exported block"
 MODELS = (EXPORTED, "resnet50", "mobilenet_v2", "densenet121", "bert_base", "mobilevit_block")
 ORDERS = {"default": passes.DEFAULT, "backwards": passes.DEFAULT[::-1]}
@@ -260,7 +275,7 @@ def fig_passes(
     name: str = EXPORTED, order: str = "default", rounds: int = 4, leave_out: str = "nothing"
 ) -> st.LabFigure:
     """Draw nodes and bytes moved after each pass that matched, from top to bottom."""
-    names = [one for one in ORDERS[order] if one != leave_out]
+    names = [name for name in ORDERS[order] if name != leave_out]
     graph = ge.exported_block() if name == EXPORTED else zoo.build(name)
     _, report = passes.run_passes(graph, names, rounds=rounds)
     rows = history(report)
@@ -268,20 +283,23 @@ def fig_passes(
     _bars(axes[0], [row[1] for row in rows], st.BLUE, "operators", "{:,.0f}")
     _bars(axes[1], [row[2] / 2**20 for row in rows], st.ORANGE, "MiB read and written", "{:.1f}")
     st.name_rows(axes[0], [row[0] for row in rows])
-    often = f"{report.rounds} round{'s' * (report.rounds > 1)}"
-    fig.suptitle(f"{name}, {order} order, {often} (grey: as before)")
-    told = "; ".join(f"{n} {nodes}" for n, nodes, _ in rows)
+    rounds_text = f"{report.rounds} {'rounds' if report.rounds > 1 else 'round'}"
+    fig.suptitle(f"{name}, {order} order, {rounds_text} (grey: as before)")
+    summary = "; ".join(f"{n} {nodes}" for n, nodes, _ in rows)
     ends = f"{rows[0][2] / 2**20:.1f} to {rows[-1][2] / 2**20:.1f} MiB"
-    alt = f"Operators of {name} after each pass, {order} order: {told}. Bytes moved fall from "
+    alt = f"Operators of {name} after each pass, {order} order: {summary}. Bytes moved fall from "
     return st.finish(fig, alt=f"{alt}{ends}.")
 
 
 def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str) -> None:
-    said = [form.format(value) for value in values]
-    fills = [st.GREY if i > 0 and said[i - 1] == one else colour for i, one in enumerate(said)]
+    """Draw a bar for each value; it is grey if its label is that of the one before."""
+    labels = [form.format(value) for value in values]
+    fills = [
+        st.GREY if i > 0 and labels[i - 1] == text else colour for i, text in enumerate(labels)
+    ]
     ax.barh(range(len(values)), values, color=fills, edgecolor=st.INK)
     for row, value in enumerate(values):
-        ax.text(value, row, f" {said[row]}", va="center", fontsize=8)
+        ax.text(value, row, f" {labels[row]}", va="center", fontsize=8)
     ax.set(xlim=(0, max(values) * 1.18), xlabel=label)
 
 
@@ -296,8 +314,8 @@ def operation_of(tensor: Tensor) -> str:
     body = tensor.body
     if not isinstance(body, Compute):
         return "input" if body is None else body.kind
-    made = body.expr.op if isinstance(body.expr, Call) else "copy"
-    return body.fold or tensor.hint or made
+    operator = body.expr.op if isinstance(body.expr, Call) else "copy"
+    return body.fold or tensor.hint or operator
 
 
 def sources_of(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -308,9 +326,9 @@ def sources_of(tensor: Tensor) -> tuple[Tensor, ...]:
 
 def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
     """Draw the tensors an expression consists of, left to right in the order they are needed."""
-    wanted = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-    tensors = [t for t in topological(wanted) if t.hint != "reshape" or t in wanted]
-    names = unique_names(topological(wanted))
+    results = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    tensors = [t for t in topological(results) if t.hint != "reshape" or t in results]
+    names = unique_names(topological(results))
     place, sizes = _places(tensors)
     fig, ax = st.new_figure(height_in=0.45 + 0.75 * (1 - min(y for _, y in place.values())))
     ax.set_axis_off()
@@ -356,18 +374,20 @@ def _places(tensors: Sequence[Tensor]) -> tuple[dict[Tensor, tuple[float, float]
 
 
 def _shape(tensor: Tensor) -> str:
+    """Return a shape such as 32 × 1,024."""
     return " × ".join(f"{n:,}" for n in tensor.shape)
 
 
 def _arrows(ax: Any, tensors: Sequence[Tensor], place: dict[Tensor, tuple[float, float]]) -> None:
+    """Draw an arrow from each tensor to those that read it, in an arc over boxes between them."""
     look: dict[str, Any] = {"mutation_scale": 8, "color": st.GREY, "linewidth": 1.1}
     for tensor in tensors:
         x1, y1 = place[tensor]
         for source in sources_of(tensor):
             x0, y0 = place[source]
-            far = y0 == y1 and x1 - x0 > 1
-            start = (x0 + 0.36, y0 + HALF_HEIGHT) if far else (x0 + HALF_WIDTH, y0)
-            end = (x1 - 0.1, y1 + HALF_HEIGHT) if far else (x1 - HALF_WIDTH, y1)
-            bend = f"arc3,rad={-0.42 / math.sqrt(x1 - x0) if far else 0.0:.2f}"
-            way = (start, end)
-            ax.add_patch(FancyArrowPatch(*way, arrowstyle="-|>", connectionstyle=bend, **look))
+            passes_boxes = y0 == y1 and x1 - x0 > 1
+            start = (x0 + 0.36, y0 + HALF_HEIGHT) if passes_boxes else (x0 + HALF_WIDTH, y0)
+            end = (x1 - 0.1, y1 + HALF_HEIGHT) if passes_boxes else (x1 - HALF_WIDTH, y1)
+            bend = f"arc3,rad={-0.42 / math.sqrt(x1 - x0) if passes_boxes else 0.0:.2f}"
+            arrow = FancyArrowPatch(start, end, arrowstyle="-|>", connectionstyle=bend, **look)
+            ax.add_patch(arrow)

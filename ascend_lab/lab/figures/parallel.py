@@ -1,4 +1,4 @@
-"""Parallel training: the cube of devices beside its pipeline, memory, scales, places; buckets."""
+"""Figures of parallel training: devices and pipeline, memory, loss scales, placement, buckets."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -22,7 +22,7 @@ from ascend_lab.lab.checks.chapter23_26 import sent_bytes
 from ascend_lab.lab.figures import style as st
 
 DEPTH = (0.42, 0.34)
-"""Where a step along the data axis leads on paper."""
+"""How far right and up a step along the data axis is drawn."""
 AXIS_STYLE = {"tensor": (st.VERMILLION, "-"), "data": (st.BLUE, "--"), "pipeline": (st.GREEN, ":")}
 
 
@@ -44,10 +44,10 @@ def fig_plan_cube(
     _cube(left, degrees, traffic)
     _timeline(right, timed)
     devices = data * tensor * pipeline
-    said = ", ".join(f"{_amount(b)} along {axis}" for axis, b in traffic.items())
+    summary = ", ".join(f"{_amount(b)} along {axis}" for axis, b in traffic.items())
     text = (
         f"{devices} devices, {data} data x {tensor} tensor x {pipeline} pipeline. In a step of"
-        f" {batch} sequences the busiest sends {said}. {pipeline} stages take {micro_batches}"
+        f" {batch} sequences the busiest sends {summary}. {pipeline} stages take {micro_batches}"
         f" micro-batches in {timed.end_s:g} units of time, {timed.bubble:.0%} of which is bubble."
     )
     return st.finish(fig, alt=text)
@@ -59,14 +59,16 @@ def _at(d: int, t: int, p: int) -> tuple[float, float]:
 
 
 def _cube(ax: Any, degrees: Mapping[str, int], traffic: Mapping[str, float]) -> None:
+    """Draw the devices with their numbers, the edges of each axis, and the bytes along it."""
     names = ("data", "tensor", "pipeline")
     counts = [degrees[name] for name in names]
     for place in product(*(range(n) for n in counts)):
         for i, name in enumerate(names):
             if place[i] + 1 < counts[i]:
-                other = tuple(k + (j == i) for j, k in enumerate(place))
+                neighbour = list(place)
+                neighbour[i] += 1
                 (x0, y0) = _at(*place)
-                (x1, y1) = _at(*other)
+                (x1, y1) = _at(*neighbour)
                 colour, line = AXIS_STYLE[name]
                 ax.plot((x0, x1), (y0, y1), color=colour, ls=line, lw=2.2, zorder=1)
         number = place[1] + counts[1] * (place[0] + counts[0] * place[2])
@@ -90,6 +92,7 @@ def _cube(ax: Any, degrees: Mapping[str, int], traffic: Mapping[str, float]) -> 
 
 
 def _timeline(ax: Any, timed: PipelineTime) -> None:
+    """Draw when each stage works on which micro-batch."""
     for job in timed.tasks:
         span = job.end_s - job.start_s
         look = {"fc": st.SKY if job.task.phase == FORWARD else st.ORANGE, "ec": st.INK, "lw": 0.5}
@@ -133,9 +136,11 @@ def fig_plan_memory(
         ax.axvline(capacity_bytes / 1e9, color=st.VERMILLION, ls="--", lw=1.2, label="a device has")
     ax.set_xlabel("GB a device")
     ax.legend(loc="lower right")
-    said = ", ".join(f"{name} {total:.1f} GB" for name, total in zip(memories, totals, strict=True))
+    summary = ", ".join(
+        f"{name} {total:.1f} GB" for name, total in zip(memories, totals, strict=True)
+    )
     limit = f" A device has {capacity_bytes / 1e9:.0f} GB." if capacity_bytes else ""
-    return st.finish(fig, alt=f"What a device must hold, by plan: {said}.{limit}")
+    return st.finish(fig, alt=f"What a device must hold, by plan: {summary}.{limit}")
 
 
 def _stacked(
@@ -158,15 +163,19 @@ def fig_loss_scale(gradients: Mapping[str, np.ndarray]) -> st.LabFigure:
     """Draw which share of gradients fp16 loses for each scale of the loss: too small, too large."""
     largest = max(float(np.abs(g).max()) for g in gradients.values())
     powers = range(-32, 33, 2)
-    real = {name: g[np.abs(g) > 1e-15 * largest] for name, g in gradients.items()}
-    flat = np.concatenate([g.ravel() for g in real.values()])
-    lost = [100 * values.vanishing(real, 2.0**k) for k in powers]
+    gradients_above_noise = {name: g[np.abs(g) > 1e-15 * largest] for name, g in gradients.items()}
+    flat = np.concatenate([g.ravel() for g in gradients_above_noise.values()])
+    vanishing_percent = [100 * values.vanishing(gradients_above_noise, 2.0**k) for k in powers]
     too_large = float(np.finfo(np.float16).max)
-    over = [100 * float(np.mean(np.abs(flat) * 2.0**k > too_large)) for k in powers]
+    overflow_percent = [100 * float(np.mean(np.abs(flat) * 2.0**k > too_large)) for k in powers]
     fig, ax = st.new_figure(height_in=2.4)
-    ax.plot(powers, lost, marker="o", ms=3, label="vanish")
-    ax.plot(powers, over, marker="s", ms=3, label="overflow")
-    safe = [k for k, a, b in zip(powers, lost, over, strict=True) if a < 1 and b == 0]
+    ax.plot(powers, vanishing_percent, marker="o", ms=3, label="vanish")
+    ax.plot(powers, overflow_percent, marker="s", ms=3, label="overflow")
+    safe = [
+        k
+        for k, a, b in zip(powers, vanishing_percent, overflow_percent, strict=True)
+        if a < 1 and b == 0
+    ]
     if safe:
         ax.axvspan(safe[0], safe[-1], color=st.LIGHT, zorder=0, label="< 1 % vanish, none overflow")
     ax.set(xlabel="scale, a power of 2", ylabel="% of gradients")
@@ -174,9 +183,9 @@ def fig_loss_scale(gradients: Mapping[str, np.ndarray]) -> st.LabFigure:
     ax.legend(loc="center", bbox_to_anchor=(0.44, 0.6))
     zone = f"from 2^{safe[0]} to 2^{safe[-1]}" if safe else "for no scale shown"
     text = (
-        f"Of {flat.size} gradients {lost[0]:.0f} % vanish at 2^{powers[0]},"
-        f" {over[-1]:.0f} % overflow at 2^{powers[-1]}; fewer than 1 % vanish and none overflow"
-        f" {zone}."
+        f"Of {flat.size} gradients {vanishing_percent[0]:.0f} % vanish at 2^{powers[0]},"
+        f" {overflow_percent[-1]:.0f} % overflow at 2^{powers[-1]}; fewer than 1 % vanish and none"
+        f" overflow {zone}."
     )
     return st.finish(fig, alt=text)
 
@@ -195,10 +204,10 @@ def fig_placements(plans: Sequence[timing.PlanTime]) -> st.LabFigure:
     totals = _stacked(ax, names, parts, ".0f")
     ax.set_xlabel("ms a step")
     fig.legend(loc="outside upper center", ncols=4, columnspacing=1.2)
-    said = "; ".join(f"{name} {total:.0f} ms" for name, total in zip(names, totals, strict=True))
+    summary = "; ".join(f"{name} {total:.0f} ms" for name, total in zip(names, totals, strict=True))
     first = plans[0].plan
     text = f"Degrees {first.data} x {first.tensor} x {first.pipeline} (data, tensor, pipeline)"
-    return st.finish(fig, alt=f"{text}, axes from the innermost outwards: {said}.")
+    return st.finish(fig, alt=f"{text}, axes from the innermost outwards: {summary}.")
 
 
 # -- the gradient tuner: buckets under backward, and what size of bucket does ----------------------
@@ -206,13 +215,13 @@ def lanes_of(split: Split, rows: Sequence[Gradient], cost: Cost) -> list[tuple[f
     """Return when each bucket starts to be sent and how long that takes, in seconds."""
     table = table_of(rows)
     end = 0.0
-    found = []
+    sends = []
     for (_, last), size in zip(split, table.sizes_bytes(split), strict=True):
         start = max(end, float(table.ready_s[last]))
         time_s = float(cost(float(size)))
-        found.append((start, time_s))
+        sends.append((start, time_s))
         end = start + time_s
-    return found
+    return sends
 
 
 def fig_buckets(
@@ -224,21 +233,21 @@ def fig_buckets(
     fig, ax = st.new_figure(height_in=0.9 + 0.42 * len(splits))
     ax.barh(0, 1e3 * backward, height=0.6, fc=st.SKY, ec=st.INK, lw=0.5)
     st.put(ax, 1e3 * backward / 2, 0, "backward")
-    said = []
-    for row, (name, given) in enumerate(splits.items(), 1):
-        split = checked(given, len(rows))
+    alt_parts = []
+    for row, (name, cuts) in enumerate(splits.items(), 1):
+        split = checked(cuts, len(rows))
         for i, (start, time_s) in enumerate(lanes_of(split, rows, cost)):
             look = {"ec": st.INK, "lw": 0.3, "fc": (st.BLUE, st.ORANGE)[i % 2]}
             ax.barh(row, 1e3 * time_s, left=1e3 * start, height=0.6, **look)
         end = end_of(split, rows, cost)
         ax.text(1e3 * end, row, f" {1e3 * end:.1f}", va="center", fontsize=8)
-        said.append(f"{name} {len(split)} buckets, end {1e3 * end:.2f} ms")
+        alt_parts.append(f"{name} {len(split)} buckets, end {1e3 * end:.2f} ms")
     ax.axvline(1e3 * backward, color=st.VERMILLION, lw=1, ls="--", zorder=0)
     st.name_rows(ax, ["compute", *splits])
     ax.margins(x=0.09)
     ax.set(xlabel="ms from the start of backward", xlim=(0, None))
     ax.spines[["top", "right"]].set_visible(False)
-    return st.finish(fig, alt=f"Backward takes {1e3 * backward:.2f} ms; {'; '.join(said)}.")
+    return st.finish(fig, alt=f"Backward takes {1e3 * backward:.2f} ms; {'; '.join(alt_parts)}.")
 
 
 def fig_caps(

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ascend_lab.deploy.runtime import pipeline_programs, run_streams
 from ascend_lab.lab.figures import style as st
@@ -11,6 +12,9 @@ TOY = {"conv": (2, 9), "sort": (6, 1), "head": (1, 5)}
 DEVICE_X = 0.0
 OPERATOR_X = 5.0
 HOST_X = 10.0
+MIDDLE_Y = (len(TOY) - 1) / 2
+Spot = tuple[float, float]
+"""A point of the drawing: x, y."""
 
 
 def cost(places: Sequence[int], copy: float, toy: Mapping[str, tuple[float, float]]) -> float:
@@ -20,53 +24,73 @@ def cost(places: Sequence[int], copy: float, toy: Mapping[str, tuple[float, floa
 
 
 def fig_cut(copy: float = 1.0) -> st.LabFigure:
-    """Draw a chain of operators between device and host, and the least cut."""
+    """Draw a chain of operators between device and host, and the least cut.
+
+    A place is 0 for the device and 1 for the host. An operator that is placed on the host cuts
+    its edge to the device, whose label is the time on the host; so the labels of all cut edges
+    add up to the cost of the placement.
+    """
     choices = itertools.product((0, 1), repeat=len(TOY))
     places = min(choices, key=lambda choice: cost(choice, copy, TOY))
-    height = {name: float(len(TOY) - 1 - i) for i, name in enumerate(TOY)}
     fig, ax = st.new_figure(height_in=2.8)
-    middle = (len(TOY) - 1) / 2
-    cut = list[str]()
-
-    def edge(
-        start: tuple[float, float], end: tuple[float, float], pays: float, is_cut: bool
-    ) -> None:
-        look = (
-            {"color": st.VERMILLION, "lw": 2.4, "ls": "--"}
-            if is_cut
-            else {"color": st.GREY, "ls": "-"}
-        )
-        ax.plot([start[0], end[0]], [start[1], end[1]], zorder=1, **look)
-        x = 0.45 * start[0] + 0.55 * end[0]
-        y = 0.45 * start[1] + 0.55 * end[1]
-        back = {"boxstyle": "square,pad=0.15", "fc": st.PAPER, "ec": "none"}
-        st.put(ax, x, y, f"{pays:g}", bbox=back, weight="bold" if is_cut else "normal")
-
-    for (name, (on_device, on_host)), place in zip(TOY.items(), places, strict=True):
-        spot = (OPERATOR_X, height[name])
-        edge((DEVICE_X, middle), spot, on_host, is_cut=place == 1)
-        edge((HOST_X, middle), spot, on_device, is_cut=place == 0)
-        cut.append(f"{name} {on_host:g} (host)" if place else f"{name} {on_device:g} (device)")
-    for (first, a), (second, b) in itertools.pairwise(zip(TOY, places, strict=True)):
-        edge((OPERATOR_X, height[first]), (OPERATOR_X, height[second]), copy, is_cut=a != b)
-    looks = {"device": (DEVICE_X, middle, 0), "host": (HOST_X, middle, 1)}
-    looks |= {n: (OPERATOR_X, height[n], p) for n, p in zip(TOY, places, strict=True)}
-    for name, (x, y, place) in looks.items():
-        colour, ink = ((st.BLUE, st.PAPER), (st.ORANGE, st.INK))[place]
-        ax.plot(x, y, "o" if name in TOY else "s", ms=30, color=colour, zorder=2)
-        st.put(ax, x, y, name, color=ink, zorder=3)
-    least = cost(places, copy, TOY)
+    cut_edges = _draw_edges(ax, places, copy)
+    _draw_operators(ax, places)
+    least_ms = cost(places, copy, TOY)
     ax.set(xlim=(-1.2, 11.2), ylim=(-0.5, len(TOY) - 0.5), xticks=[], yticks=[])
-    ax.set_title(f"copies {copy:g} ms: the least cut costs {least:g} ms", loc="left")
+    ax.set_title(f"copies {copy:g} ms: the least cut costs {least_ms:g} ms", loc="left")
     st.bare(ax)
-    crossings = sum(a != b for a, b in itertools.pairwise(places))
+    copies = sum(a != b for a, b in itertools.pairwise(places))
     alt = (
         f"Device on the left, host on the right, between them conv, sort and head. An edge from "
         f"the device pays the time on the host, one to the host the time on the device; "
-        f"neighbours are tied by {copy:g} ms. The least cut goes through {', '.join(cut)} and "
-        f"{crossings} copies: {least:g} ms."
+        f"neighbours are tied by {copy:g} ms. The least cut goes through {', '.join(cut_edges)} "
+        f"and {copies} copies: {least_ms:g} ms."
     )
     return st.finish(fig, alt=alt)
+
+
+def _operator_spots() -> dict[str, Spot]:
+    """Return where each operator of the chain is drawn, from top to bottom."""
+    return {name: (OPERATOR_X, float(len(TOY) - 1 - i)) for i, name in enumerate(TOY)}
+
+
+def _draw_edges(ax: Any, places: Sequence[int], copy: float) -> list[str]:
+    """Draw the edges with their times; return the cut ones to device or host, in words."""
+    spots = _operator_spots()
+    cut_edges = list[str]()
+    for (name, (on_device, on_host)), place in zip(TOY.items(), places, strict=True):
+        _draw_edge(ax, (DEVICE_X, MIDDLE_Y), spots[name], on_host, is_cut=place == 1)
+        _draw_edge(ax, (HOST_X, MIDDLE_Y), spots[name], on_device, is_cut=place == 0)
+        cut_edges.append(
+            f"{name} {on_host:g} (host)" if place else f"{name} {on_device:g} (device)"
+        )
+    neighbours = itertools.pairwise(zip(TOY, places, strict=True))
+    for (upper, upper_place), (lower, lower_place) in neighbours:
+        _draw_edge(ax, spots[upper], spots[lower], copy, is_cut=upper_place != lower_place)
+    return cut_edges
+
+
+def _draw_edge(ax: Any, start: Spot, end: Spot, milliseconds: float, *, is_cut: bool) -> None:
+    """Draw one edge with its time: dashed and bold where the cut goes through it."""
+    look: dict[str, Any] = {"color": st.GREY, "ls": "-"}
+    if is_cut:
+        look = {"color": st.VERMILLION, "lw": 2.4, "ls": "--"}
+    ax.plot([start[0], end[0]], [start[1], end[1]], zorder=1, **look)
+    x = 0.45 * start[0] + 0.55 * end[0]
+    y = 0.45 * start[1] + 0.55 * end[1]
+    back = {"boxstyle": "square,pad=0.15", "fc": st.PAPER, "ec": "none"}
+    st.put(ax, x, y, f"{milliseconds:g}", bbox=back, weight="bold" if is_cut else "normal")
+
+
+def _draw_operators(ax: Any, places: Sequence[int]) -> None:
+    """Draw device and host as squares, and the operators as dots in the colour of their place."""
+    marks = [("device", (DEVICE_X, MIDDLE_Y), 0), ("host", (HOST_X, MIDDLE_Y), 1)]
+    for (name, spot), place in zip(_operator_spots().items(), places, strict=True):
+        marks.append((name, spot, place))
+    for name, (x, y), place in marks:
+        colour, ink = (st.ORANGE, st.INK) if place else (st.BLUE, st.PAPER)
+        ax.plot(x, y, "o" if name in TOY else "s", ms=30, color=colour, zorder=2)
+        st.put(ax, x, y, name, color=ink, zorder=3)
 
 
 def fig_frames(

@@ -27,43 +27,43 @@ def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -
     grid = axes[1, 0].get_gridspec()
     for ax in axes[1]:
         ax.remove()
-    for ax, one, peak in zip(axes[0], runs, peaks, strict=True):
-        _stream_column(ax, one, peak, elements)
+    for ax, run, peak in zip(axes[0], runs, peaks, strict=True):
+        _stream_column(ax, run, peak, elements)
     below = fig.add_subplot(grid[1, :])
-    shortest = min(one.cycles for one in runs)
+    shortest = min(run.cycles for one in runs)
     looks = {cause: {**look, "height": 0.62, "linewidth": 0.4} for cause, look in CAUSES.items()}
-    for row, one in enumerate(runs):
-        parts = [(getattr(one.bar, cause) / elements, look) for cause, look in looks.items()]
+    for row, run in enumerate(runs):
+        parts = [(getattr(run.bar, cause) / elements, look) for cause, look in looks.items()]
         end = st.stack(below, row, parts)
-        below.text(end, row, f"  {one.cycles / shortest:.1f}x", va="center", fontsize=8)
+        below.text(end, row, f"  {run.cycles / shortest:.1f}x", va="center", fontsize=8)
     st.name_rows(below, [one.machine for one in runs])
-    below.set_xlim(0, max(one.cycles for one in runs) / elements * 1.09)
+    below.set_xlim(0, max(run.cycles for one in runs) / elements * 1.09)
     below.set_xlabel("cycles per element, all four to one scale")
     st.key(fig, CAUSES, loc="outside upper center", ncols=3)
-    told = []
-    for one, peak in zip(runs, peaks, strict=True):
-        shares = ", ".join(f"{getattr(one.bar, c) / one.cycles:.0%} {c}" for c in CAUSES)
-        took = f"{one.instructions:,} instructions, {one.cycles / elements:.2f} cycles per element"
-        reach = f"{one.ops_per_cycle / peak:.1%} of its peak of {peak:g} operations per cycle"
-        told.append(f"{one.machine}: {took} ({shares}), {reach}")
-    alt = f"{runs[0].program} of {elements:,} elements on each machine. {'; '.join(told)}."
+    alt_parts = []
+    for run, peak in zip(runs, peaks, strict=True):
+        shares = ", ".join(f"{getattr(run.bar, c) / run.cycles:.0%} {c}" for c in CAUSES)
+        took = f"{run.instructions:,} instructions, {run.cycles / elements:.2f} cycles per element"
+        reach = f"{run.ops_per_cycle / peak:.1%} of its peak of {peak:g} operations per cycle"
+        alt_parts.append(f"{run.machine}: {took} ({shares}), {reach}")
+    alt = f"{runs[0].program} of {elements:,} elements on each machine. {'; '.join(alt_parts)}."
     return st.finish(fig, alt=alt)
 
 
-def _stream_column(ax: Any, one: mc.Run, peak: float, elements: int) -> None:
+def _stream_column(ax: Any, run: mc.Run, peak: float, elements: int) -> None:
     """Write the instructions from the top down and end in the bar of where the time went."""
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(0, 1))
-    ax.text(0, 1, one.machine, weight="bold", va="top")
+    ax.text(0, 1, run.machine, weight="bold", va="top")
     ax.text(0, 0.93, f"peak {peak:,.0f} ops/cycle", va="top", fontsize=8)
     small = {"va": "top", "fontsize": 6.5, "family": "DejaVu Sans Mono"}
-    for row, line in enumerate(one.stream):
+    for row, line in enumerate(run.stream):
         y = 0.82 - 0.09 * row
         ax.text(0, y, line.text, **small)
         ax.text(1.0, y, f"x{line.count:,}", ha="right", color=st.BLUE, **small)
     looks = {cause: {**look, "height": 0.12, "linewidth": 0.6} for cause, look in CAUSES.items()}
-    st.stack(ax, 0.13, [(getattr(one.bar, c) / one.cycles, look) for c, look in looks.items()])
-    ax.text(0.5, 0.05, f"{one.cycles / elements:.2f} cycles/element", ha="center", va="top")
+    st.stack(ax, 0.13, [(getattr(run.bar, c) / run.cycles, look) for c, look in looks.items()])
+    ax.text(0.5, 0.05, f"{run.cycles / elements:.2f} cycles/element", ha="center", va="top")
 
 
 def mask_of(n: int, density: float, run_length: int) -> np.ndarray:
@@ -87,7 +87,7 @@ def fig_bound(
     machines = (mc.Simd(vector_bytes=4 * lanes, port=port), mc.Simt(lanes=lanes, port=port))
     runs = [mc.run(machine, kernel, inputs) for machine in machines]
     fig, axes = st.new_figure(2, 1, height_in=3.4, sharex=True)
-    told = [_bracket(ax, one, kernel.n) for ax, one in zip(axes, runs, strict=True)]
+    alt_parts = [_bracket(ax, run, kernel.n) for ax, run in zip(axes, runs, strict=True)]
     axes[1].set_xlim(0, max(one.parts.total for one in runs) / kernel.n * 1.45)
     axes[1].set_xlabel("cycles per element")
     diverged = runs[1].counters["divergent_warps"] / runs[1].counters["warps"]
@@ -95,23 +95,23 @@ def fig_bound(
         f"{lanes} lanes, {mask_density:.0%} of the mask set in runs of {run_length}, "
         f"{bytes_per_cycle} bytes per cycle; {diverged:.0%} of the warps diverge."
     )
-    return st.finish(fig, alt=" ".join([setting, *told]))
+    return st.finish(fig, alt=" ".join([setting, *alt_parts]))
 
 
-def _bracket(ax: Any, one: mc.Run, elements: int) -> str:
+def _bracket(ax: Any, run: mc.Run, elements: int) -> str:
     """Draw the parts of a run and its bracket; return them in words."""
     for row, (cause, look) in enumerate(CAUSES.items()):
-        ax.barh(row, getattr(one.parts, cause) / elements, height=0.6, linewidth=0.6, **look)
-    ends = [one.parts.longest / elements, one.parts.total / elements]
+        ax.barh(row, getattr(run.parts, cause) / elements, height=0.6, linewidth=0.6, **look)
+    ends = [run.parts.longest / elements, run.parts.total / elements]
     ax.plot(ends, [3, 3], color=st.GREY, linewidth=5, solid_capstyle="butt")
-    ax.plot(one.cycles / elements, 3, marker="D", color=st.INK, markersize=6)
-    ax.text(ends[1], 3, f"  {one.cycles / elements:.3f}, {one.parts.bound_by} bound", va="center")
+    ax.plot(run.cycles / elements, 3, marker="D", color=st.INK, markersize=6)
+    ax.text(ends[1], 3, f"  {run.cycles / elements:.3f}, {run.parts.bound_by} bound", va="center")
     ax.set_yticks(range(4), [*CAUSES, "bracket"])
     ax.set_ylim(3.6, -0.6)
-    ax.set_title(one.machine, loc="left")
-    parts = ", ".join(f"{cause} {getattr(one.parts, cause) / elements:.3f}" for cause in CAUSES)
-    took = f"it takes {one.cycles / elements:.3f}, {one.parts.bound_by} bound."
-    return f"{one.machine}: {parts} cycles per element; {took}"
+    ax.set_title(run.machine, loc="left")
+    parts = ", ".join(f"{cause} {getattr(run.parts, cause) / elements:.3f}" for cause in CAUSES)
+    took = f"it takes {run.cycles / elements:.3f}, {run.parts.bound_by} bound."
+    return f"{run.machine}: {parts} cycles per element; {took}"
 
 
 def fig_tops_per_watt() -> st.LabFigure:
@@ -136,11 +136,11 @@ def fig_tops_per_watt() -> st.LabFigure:
     for label, (marker, colour, face) in marks.items():
         ax.plot([], [], marker=marker, color=colour, mfc=face, linestyle="none", label=label)
     fig.legend(loc="outside lower center", ncols=4)
-    known = (
+    value_texts = (
         "in none of our sources" if r.tops_per_watt is None else f"{r.tops_per_watt:.2g}"
         for r in rows
     )
-    pairs = zip(rows, known, strict=True)
+    pairs = zip(rows, value_texts, strict=True)
     alt = "; ".join(f"{row.title} {row.kind} unit {row.number_format} {v}" for row, v in pairs)
     return st.finish(fig, alt=f"Peak TOPS per watt: {alt}.")
 
@@ -156,16 +156,20 @@ SIDES: dict[str, dict[str, Any]] = {
 
 def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     """Draw the instructions of two warps, lane by lane, for a mask as given and sorted."""
-    given = np.asarray(mask, bool)[: 2 * WARP]
-    orders = {"mask as it comes": given, "the same mask, sorted": np.sort(given)[::-1]}
+    mask_as_given = np.asarray(mask, bool)[: 2 * WARP]
+    orders = {
+        "mask as it comes": mask_as_given,
+        "the same mask, sorted": np.sort(mask_as_given)[::-1],
+    }
     fig, axes = st.new_figure(1, 2, height_in=2.7, sharey=True)
     counts = []
     for ax, (title, lanes) in zip(axes, orders.items(), strict=True):
         counts.append(0)
-        for warp, own in enumerate(np.split(lanes, 2)):
-            rows = [("all", np.ones_like(own))]  # what the warp issues: side, lanes
-            for side, taken in (("then", own), ("else", ~own)):
-                rows += [(side, taken)] * depth * bool(taken.any())
+        for warp, takes_then in enumerate(np.split(lanes, 2)):
+            rows = [("all", np.ones_like(takes_then))]  # what the warp issues: side, lanes
+            for side, taken in (("then", takes_then), ("else", ~takes_then)):
+                if taken.any():
+                    rows += [(side, taken)] * depth
             _lane_rows(ax, warp, rows)
             counts[-1] += len(rows)
         ax.set(xlim=(-1, 2 * WARP + 3), ylim=(2 * depth + 1.6, -1.2), xticks=[])
@@ -179,13 +183,14 @@ def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     st.key(fig, looks, loc="outside lower center", ncols=4)
     alt = (
         f"Two warps of {WARP} lanes run an if with {depth} instructions on each side; "
-        f"{int(given.sum())} of {given.size} lanes take the then side. In the order given they "
-        f"issue {counts[0]} instructions, with the mask sorted {counts[1]}."
+        f"{int(mask_as_given.sum())} of {mask_as_given.size} lanes take the then side. In the "
+        f"order given they issue {counts[0]} instructions, with the mask sorted {counts[1]}."
     )
     return st.finish(fig, alt=alt)
 
 
 def _lane_rows(ax: Any, warp: int, rows: Sequence[tuple[str, np.ndarray]]) -> None:
+    """Draw the issues of a warp from top to bottom, a cell for each lane."""
     start = warp * (WARP + 2)
     ax.text(start + WARP / 2, -0.25, f"warp {warp}", ha="center", fontsize=8)
     for y, (side, lanes) in enumerate(rows):
@@ -204,15 +209,15 @@ def fig_sectors(patterns: Mapping[str, np.ndarray]) -> st.LabFigure:
     for row, (name, elements) in enumerate(patterns.items()):
         address = np.asarray(elements).reshape(1, -1) * item_bytes
         sectors = int(mc.units_touched(address, np.ones_like(address, bool), 32)[0])
-        used = len(elements) * item_bytes / (32 * sectors)
+        used_share = len(elements) * item_bytes / (32 * sectors)
         for sector in range(size // 32):
             hit = bool((address // 32 == sector).any())
             face, hatch = (st.SKY, "//") if hit else ("#FFFFFF", "")
             look = {"edgecolor": st.GREY, "linewidth": 0.5, "facecolor": face, "hatch": hatch}
             st.box(ax, 32 * sector, row - 0.3, 32, 0.6, **look)
-        for at in address[0]:
-            st.box(ax, at, row - 0.3, item_bytes, 0.6, facecolor=st.INK, linewidth=0)
-        text = f"{sectors} sectors, {100 * used:.3g}%"
+        for lane_address in address[0]:
+            st.box(ax, lane_address, row - 0.3, item_bytes, 0.6, facecolor=st.INK, linewidth=0)
+        text = f"{sectors} sectors, {100 * used_share:.3g}%"
         ax.text(size + 12, row, f"{text} used", va="center", fontsize=8)
         sentences.append(f"{name}: {text} of the bytes used")
     ax.set_yticks(range(len(patterns)), list(patterns))

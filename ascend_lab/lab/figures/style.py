@@ -1,4 +1,4 @@
-"""One look for every figure of the book: size, type, colours, hatches, background, alt text.
+"""The style that every figure of the book shares: size, type, colours, hatches, alt text.
 
 A figure function is pure: parameters in, `LabFigure` out, no pyplot state. It has this shape, and
 the package styles it where it is looked up:
@@ -53,19 +53,23 @@ PALETTE: tuple[str, ...] = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, YELLOW
 WIDTH_IN = 6.4
 DPI = 100
 MIN_ALT_CHARS = 40
+"""Fewest characters of an alt text."""
 PAGE_PX = 700
+"""Width of a figure on a page of the book."""
 MIN_LABEL_PX = 9
-"""Width of a figure on the page, and the smallest letters that a reader gets there."""
-MANY = 1500
-"""Marks of one kind, above which they become a picture inside the figure."""
+"""Height of the smallest letters on the page."""
+MAX_VECTOR_MARKS = 1500
+"""More marks of one kind than this become a picture of pixels inside the figure."""
 HATCHES = "hatchcolor" in inspect.signature(Patch).parameters
 """Whether a hatch has a colour of its own: before matplotlib 3.11 it takes the edge's."""
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-# What no reader of an SVG sees: comments, room between tags, names that nothing refers to; and in
-# a path's points the digits beyond a hundredth.
+# Parts of an SVG that change nothing on the screen and are left out.
 UNSEEN = re.compile(r'<!--.*?-->|(?<=>)\s+(?=<)| id="[a-z0-9]+_\d+"(?=>)', re.DOTALL)
-POINTS = re.compile(r' d="[^"]*"')
-FINE = re.compile(r"(\.\d\d)\d+|\s+(?=\n|\")|(?<=[a-zA-Z])\s+")
+"""Comments, space between tags, names that nothing refers to."""
+PATH_POINTS = re.compile(r' d="[^"]*"')
+"""The points of a path, in which `FINE_DIGITS` are left out."""
+FINE_DIGITS = re.compile(r"(\.\d\d)\d+|\s+(?=\n|\")|(?<=[a-zA-Z])\s+")
+"""Digits beyond a hundredth, and spaces that separate nothing; group 1 stays."""
 LOOKS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("looks.toml").read_text("utf-8"))
 """The looks that are data: of matplotlib, and of single figures."""
 _LINES = cycler(color=PALETTE, linestyle=["-", "--", "-.", ":"] * 2)
@@ -132,16 +136,16 @@ class LabFigure(Figure):
         """Return the figure as SVG: the same text each time on the same matplotlib."""
         for marks in self.findobj(mpl.collections.Collection):
             count = max(np.shape(marks.get_offsets())[0], len(marks.get_paths()))
-            marks.set_rasterized(count > MANY)
+            marks.set_rasterized(count > MAX_VECTOR_MARKS)
         for line in self.findobj(Line2D):
             marked = line.get_marker() not in (None, "None", " ", "")
-            line.set_rasterized(marked and np.size(line.get_xdata()) > MANY)
+            line.set_rasterized(marked and np.size(line.get_xdata()) > MAX_VECTOR_MARKS)
         buffer = io.StringIO()
         with book_style():
             self.savefig(buffer, format="svg", dpi=2 * DPI, metadata=NO_METADATA)
         svg = buffer.getvalue()
         svg = UNSEEN.sub("", svg[svg.index("<svg") :])
-        return POINTS.sub(lambda points: FINE.sub(r"\1", points[0]), svg)
+        return PATH_POINTS.sub(lambda points: FINE_DIGITS.sub(r"\1", points[0]), svg)
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
@@ -160,6 +164,7 @@ def styled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def in_style(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Call the function in the book's style."""
         with book_style():
             return function(*args, **kwargs)
 

@@ -1,10 +1,10 @@
-"""Other ways to convolve: what it means in NumPy, im2col through memory, 1x1 as a product.
+"""Other ways to convolve: im2col through memory, a 1x1 kernel as a product, references in NumPy.
 
-The explicit matrix of windows lies in GM as the cube reads it, (K1, M1, 16, C0) with K1 = (C1, r,
-s) and one row per output pixel: FRACTAL_NZ. Every image row is read once into UB and leaves it once
-per kernel tap; that is to compare with load3d. The references are direct sums over kernel taps in
-the precision of their operands (fp64 included), whole numbers exactly; they share no code with the
-kernels they judge.
+im2col writes the matrix of windows to GM as the cube reads it, (K1, M1, 16, C0) with K1 = (C1, r,
+s) and one row per output pixel: FRACTAL_NZ. Every image row is read once into UB and stored once
+per kernel tap. It is there to be compared with load3d, which makes the windows on the way into L0A.
+The references are direct sums over kernel taps in the precision of their operands (fp64 included),
+whole numbers exactly; they share no code with the kernels that they check.
 """
 
 from collections.abc import Mapping
@@ -41,49 +41,58 @@ def explicit_conv(shape: ConvShape, chip: Chip) -> isa.Kernel:
 def im2col_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
     """Write the im2col matrix `a` of `x` (N, C1, H, W, C0) to GM, on all vector cores."""
     if shape.groups > 1:
-        wanted = "a convolution without groups"
+        needed = "a convolution without groups"
         got = f"{shape.groups} groups"
-        raise errors.InputError(wanted, got, "use conv_launch")
+        raise errors.InputError(needed, got, "use conv_launch")
     name = f"im2col_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return planes.plane_launch(
-        name, planes.image_sizes(shape, chip), lambda own: _program(shape, chip, own)
+        name, planes.image_sizes(shape, chip), lambda share: _program(shape, chip, share)
     )
 
 
-def _program(shape: ConvShape, chip: Chip, own: planes.PlaneShare) -> isa.Program:
+def _program(shape: ConvShape, chip: Chip, share: planes.PlaneShare) -> isa.Program:
+    """Return the program of cores with a share of the channel planes: row blocks, tap by tap."""
     k = isa.KernelBuilder("im2col", chip)
     c0 = isa.c0_of(shape.dtype)
     (oh, ow) = shape.out_hw
-    size = planes.rows_per_block(own, _most_rows(shape, chip))
-    row = shape.w * c0
-    x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row)
-    high, deep, _ = explicit_gemm(shape).fractals
-    a = k.tensor("a", shape.dtype, high * deep * isa.FRACTAL * c0)
-    seen = min((size - 1) * shape.strides[0] + shape.reach[0], shape.h)
-    rows = k.queue("rows", "UB", shape.dtype, seen * row, src="MTE2", dst="MTE3")
-    zeros = _zeros(k, shape, size) if max(shape.pads) else None
-    for channel, image in planes.walk(k, own):
-        for block, turn in planes.row_blocks(k, shape, own, size):
-            held = None
+    block_rows = planes.rows_per_block(share, _most_rows(shape, chip))
+    row_elements = shape.w * c0
+    x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row_elements)
+    row_fractals, column_fractals, _ = explicit_gemm(shape).fractals
+    a = k.tensor("a", shape.dtype, row_fractals * column_fractals * isa.FRACTAL * c0)
+    image_rows = min((block_rows - 1) * shape.strides[0] + shape.reach[0], shape.h)
+    rows = k.queue("rows", "UB", shape.dtype, image_rows * row_elements, src="MTE2", dst="MTE3")
+    zeros = _zeros(k, shape, block_rows) if max(shape.pads) else None
+    for channel, image in planes.walk(k, share):
+        for block, turn in planes.row_blocks(k, shape, share, block_rows):
+            loaded_rows = None
             if block.count:
                 first = turn * (block.rows * shape.strides[0]) + block.first
-                plane = (image * shape.blocks[0] + channel) * (shape.h * row)
-                source = x.region(plane + first * row, block.count * row)
-                k.copy(rows.alloc().region(0, block.count * row), source)
+                plane = (image * shape.blocks[0] + channel) * (shape.h * row_elements)
+                source = x.region(plane + first * row_elements, block.count * row_elements)
+                k.copy(rows.alloc().region(0, block.count * row_elements), source)
                 rows.enqueue()
-                held = rows.dequeue()
+                loaded_rows = rows.dequeue()
             pixel = image * (oh * ow) + turn * (block.rows * ow) + block.start * ow
             for tap in product(range(shape.r), range(shape.s)):
                 column = channel * shape.taps + (tap[0] * shape.s + tap[1])
-                start = (column * (high * isa.FRACTAL) + pixel) * c0
-                _tap(k, shape, (a, start), held, zeros, block, tap)
-            if held is not None:
+                start = (column * (row_fractals * isa.FRACTAL) + pixel) * c0
+                _tap(
+                    k,
+                    shape,
+                    to=(a, start),
+                    loaded_rows=loaded_rows,
+                    zeros=zeros,
+                    block=block,
+                    tap=tap,
+                )
+            if loaded_rows is not None:
                 rows.free()
     return k.finish()
 
 
 def _most_rows(shape: ConvShape, chip: Chip) -> int:
-    """Output rows whose image rows fit UB twice, beside the zeros."""
+    """Return how many output rows a block has: two slots of their image rows fit UB with zeros."""
     pixel = isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     step = shape.strides[0]
     edge = max(shape.pads[2:])
@@ -101,8 +110,10 @@ def _most_rows(shape: ConvShape, chip: Chip) -> int:
 
 
 def _zero_pixels(shape: ConvShape, rows: int) -> int:
-    """Pixels of zeros in UB: an output row, or the widest border of a block."""
-    return max(shape.out_hw[1], rows * max(shape.pads[2:])) if max(shape.pads) else 0
+    """Return the pixels of zeros in UB: an output row, or the widest border of a block."""
+    if not max(shape.pads):
+        return 0
+    return max(shape.out_hw[1], rows * max(shape.pads[2:]))
 
 
 def _zeros(k: isa.KernelBuilder, shape: ConvShape, rows: int) -> isa.Buffer:
@@ -127,41 +138,49 @@ def _tap(
     k: isa.KernelBuilder,
     shape: ConvShape,
     to: tuple[isa.Buffer, isa.Affine],
-    held: isa.Tile | None,
+    loaded_rows: isa.Tile | None,
     zeros: isa.Buffer | None,
     block: planes.RowBlock,
     tap: tuple[int, int],
 ) -> None:
-    """Write one column block of the matrix for the pixels of a block: values inside, else zeros."""
+    """Write one column block of the matrix for the pixels of a block: values inside, else zeros.
+
+    `to` is the matrix and where the column block starts in it. `loaded_rows` are the image rows in
+    UB, None if the block needs only padding.
+    """
     c0 = isa.c0_of(shape.dtype)
     ow = shape.out_hw[1]
     w = shape.w
     (a, start) = to
     (sh, sw) = shape.strides
     offset = (tap[0] * shape.dilations[0], tap[1] * shape.dilations[1])
-    low, high = _inside(block.rows, sh, block.before, block.count, offset[0])
-    left, right = _inside(ow, sw, shape.pads[2], w, offset[1])
-    some = low < high and left < right
-    if some and held is not None:
-        source = (low * sh + offset[0] - block.before) * w + left * sw + offset[1] - shape.pads[2]
-        sizes = (high - low, right - left, c0)
+    first_row, end_row = _inside(block.rows, sh, block.before, block.count, offset[0])
+    first_column, end_column = _inside(ow, sw, shape.pads[2], w, offset[1])
+    has_pixels_inside = first_row < end_row and first_column < end_column
+    if has_pixels_inside and loaded_rows is not None:
+        source_row = first_row * sh + offset[0] - block.before
+        source_column = first_column * sw + offset[1] - shape.pads[2]
+        source = source_row * w + source_column
+        sizes = (end_row - first_row, end_column - first_column, c0)
         steps = (sh * w * c0, sw * c0, 1)
-        there = a.region(start + (low * ow + left) * c0, sizes, (ow * c0, c0, 1))
-        k.copy(there, held.region(source * c0, sizes, steps))
+        target = a.region(start + (first_row * ow + first_column) * c0, sizes, (ow * c0, c0, 1))
+        k.copy(target, loaded_rows.region(source * c0, sizes, steps))
     if zeros is None:
         return
-    for first, last in ((0, left), (right, ow)):
-        if some and first < last:
-            width = (high - low, (last - first) * c0)
-            there = a.region(start + (low * ow + first) * c0, width, (ow * c0, 1))
-            k.copy(there, zeros.region(0, width))
-    empty = [*range(low), *range(high, block.rows)] if left < right else range(block.rows)
-    for row in empty:
+    for first, last in ((0, first_column), (end_column, ow)):
+        if has_pixels_inside and first < last:
+            width = (end_row - first_row, (last - first) * c0)
+            target = a.region(start + (first_row * ow + first) * c0, width, (ow * c0, 1))
+            k.copy(target, zeros.region(0, width))
+    rows_outside = list(range(block.rows))
+    if first_column < end_column:
+        rows_outside = [*range(first_row), *range(end_row, block.rows)]
+    for row in rows_outside:
         k.copy(a.region(start + row * ow * c0, ow * c0), zeros.region(0, ow * c0))
 
 
 def pack_explicit(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
-    """Lay x (n, c, h, w) and weights (k, c, r, s) out under the names of the two phases."""
+    """Return x (n, c, h, w) and weights (k, c, r, s) packed, with the names of both phases."""
     packed = pack_conv(shape, x, weight)
     return {"x": packed["x"], "b": packed["weight"]}
 
@@ -179,8 +198,8 @@ def is_plain_product(shape: ConvShape) -> bool:
     It is for 1x1 kernels with stride 1, no pads and no groups, one image, and H * W a multiple of
     16: then (C1, H W, C0) = (K1, M1, 16, C0).
     """
-    one = (shape.r, shape.s, *shape.strides) == (1, 1, 1, 1) and not any(shape.pads)
-    return one and shape.n == shape.groups == 1 and shape.h * shape.w % isa.FRACTAL == 0
+    is_pointwise = (shape.r, shape.s, *shape.strides) == (1, 1, 1, 1) and not any(shape.pads)
+    return is_pointwise and shape.n == shape.groups == 1 and shape.h * shape.w % isa.FRACTAL == 0
 
 
 def pointwise_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
@@ -221,32 +240,42 @@ def conv2d_reference(
     x is (n, c, h, w), weight (k, c/groups, r, s), the result (n, k, oh, ow) in float64 for floats
     (float32 stays), int64 for whole numbers. Raises `InputError` for channels that do not fit.
     """
-    x, weight = (
-        v if v.dtype == np.float32 else v.astype(np.int64 if v.dtype.kind in "iub" else np.float64)
-        for v in (x, weight)
-    )
+    x = _widened(x)
+    weight = _widened(weight)
     if weight.shape[1] * groups != x.shape[1]:
         needed = f"x (n, c, h, w) and weight (k, c/{groups}, r, s)"
         got = f"{x.shape} and {weight.shape}"
         raise errors.InputError(needed, got, "check the channels and the groups")
     (r, s) = weight.shape[2:]
     (k, c) = weight.shape[:2]
-    seen = _windows(x, (r, s), stride, pad, dilation)
-    split = seen.reshape(len(x), groups, c, *seen.shape[2:])
-    y: Values = np.einsum("ngchwrs,gkcrs->ngkhw", split, weight.reshape(groups, -1, c, r, s))
+    windows = _windows(x, (r, s), stride, pad, dilation)
+    grouped_windows = windows.reshape(len(x), groups, c, *windows.shape[2:])
+    y: Values = np.einsum(
+        "ngchwrs,gkcrs->ngkhw", grouped_windows, weight.reshape(groups, -1, c, r, s)
+    )
     return y.reshape(len(x), k, *y.shape[3:])
+
+
+def _widened(values: Values) -> Values:
+    """Return numbers in the precision of sums: whole ones in int64, floats in float64.
+
+    float32 stays.
+    """
+    if values.dtype == np.float32:
+        return values
+    return values.astype(np.int64 if values.dtype.kind in "iub" else np.float64)
 
 
 def _windows(x: Values, kernel: Pair, stride: Steps, pad: Edges, dilation: Steps) -> Values:
     """Return what lies under every tap of every window of x: (n, c, oh, ow, r, s)."""
     (n, c, h, w) = x.shape
     (r, s) = kernel
-    shape = ConvShape(n, c, h, w, 1, r, s, stride, pad, dilation=dilation)
+    shape = ConvShape(n=n, c=c, h=h, w=w, k=1, r=r, s=s, stride=stride, pad=pad, dilation=dilation)
     (sh, sw) = shape.strides
-    (down, right) = shape.dilations
-    x = np.pad(x, ((0, 0), (0, 0), shape.pads[:2], shape.pads[2:]))
-    every: Values = np.lib.stride_tricks.sliding_window_view(x, shape.reach, (2, 3))
-    return every[:, :, ::sh, ::sw, ::down, ::right]
+    (row_dilation, column_dilation) = shape.dilations
+    padded = np.pad(x, ((0, 0), (0, 0), shape.pads[:2], shape.pads[2:]))
+    dense_windows: Values = np.lib.stride_tricks.sliding_window_view(padded, shape.reach, (2, 3))
+    return dense_windows[:, :, ::sh, ::sw, ::row_dilation, ::column_dilation]
 
 
 def im2col_reference(
@@ -256,5 +285,5 @@ def im2col_reference(
 
     Its columns are ordered (c, r, s), so `weight.reshape(k, -1).T` is the other factor.
     """
-    seen = _windows(x, kernel, stride, pad, dilation).transpose(0, 2, 3, 1, 4, 5)
-    return seen.reshape(-1, x.shape[1] * kernel[0] * kernel[1])
+    windows = _windows(x, kernel, stride, pad, dilation).transpose(0, 2, 3, 1, 4, 5)
+    return windows.reshape(-1, x.shape[1] * kernel[0] * kernel[1])

@@ -1,17 +1,20 @@
-"""Fold one axis on many cores: each core folds a part, then the partial results are folded.
+"""Folds one axis on many cores: each core folds a part, then the partial results are folded.
+
+A fold is a sum or another reduction of an axis to one number. There are four ways:
 
     two_pass   partial folds, then one fold of all of them                  2 phases
     tree       partial folds, then rounds that halve their number           1 + log2(parts) phases
     atomic     each core adds its partial sum to the result, all at once    2 phases
     chain      partial sums, then one core after another adds its own row   2 + parts phases
 
-Between two phases all cores wait for each other. `kept` is the fold without such a step: the cores
-share the axes that stay. Source of rfactor: Suriana, Adams, Kamil, "Parallel associative reductions
-in Halide", CGO 2017.
+Between two phases all cores wait for each other. `kept` is the fold without partial results: the
+cores divide the axes that are not folded. Source of rfactor: Suriana, Adams, Kamil, "Parallel
+associative reductions in Halide", CGO 2017.
 
 In `atomic` and `chain` device memory does the last addition (copies with atomic add), to a result
-of zeros; a sum in fp32 that is stored as fp16 is converted in one phase more. In which order
-`atomic` rounds is left to chance; `chain` has one order, and waits for it.
+of zeros; a sum in fp32 that is stored as fp16 is converted in one phase more. The order in which
+`atomic` adds, and so its rounding, may change from run to run; `chain` has a fixed order, for which
+the cores wait.
 """
 
 from collections.abc import Iterator
@@ -39,7 +42,7 @@ def vector_cores(chip: Chip) -> int:
 
 
 def kept(output: Tensor, chip: Chip, cores: int | None = None) -> Schedule:
-    """Return the schedule in which `cores` share the axes that stay, in blocks of 32 bytes.
+    """Return the schedule in which `cores` divide the axes that stay, in blocks of 32 bytes.
 
     before: `y[i] = fold over k of x[i, k]`   after: core c: `y[i in part c] = fold over k`
 
@@ -84,11 +87,13 @@ def tree(output: Tensor, chip: Chip, cores: int | None = None) -> Schedule:
 # -- pieces of schedules ------------------------------------------------------------------------
 def core_limit(chip: Chip, cores: int | None) -> int:
     """Return `cores`, or all vector cores; raise `ScheduleError` if the chip has fewer."""
-    most = vector_cores(chip)
+    chip_cores = vector_cores(chip)
     if cores is None:
-        return most
-    if not 1 <= cores <= most:
-        raise ScheduleError(f"1 to {most} vector cores on {chip.name}", str(cores), "choose one")
+        return chip_cores
+    if not 1 <= cores <= chip_cores:
+        raise ScheduleError(
+            f"1 to {chip_cores} vector cores on {chip.name}", str(cores), "choose one"
+        )
     return cores
 
 
@@ -105,15 +110,15 @@ def _fold_of(output: Tensor, chip: Chip) -> tuple[Schedule, str, Phase]:
 
 def _scheduled(s: Schedule, phase: Phase, cores: int) -> Schedule:
     """Return the schedule with the default nest of a phase, made for fewer cores."""
-    narrow = replace(s.chip, core_count=cores, vector_cores_per_core=1)
-    trial = merge_axes(replace(s, chip=narrow), phase)
-    rows = row_axes(trial.state, phase)
-    best = largest(trial, phase, rows)
-    if best is None:
+    narrow_chip = replace(s.chip, core_count=cores, vector_cores_per_core=1)
+    narrow = merge_axes(replace(s, chip=narrow_chip), phase)
+    rows = row_axes(narrow.state, phase)
+    tile = largest(narrow, phase, rows)
+    if tile is None:
         needed = f"{phase.root}: a tile that fits in UB"
         got = f"{s.chip.buffers['UB']} bytes on {s.chip.name}"
         raise ScheduleError(needed, got, "reshape the tensor so that an axis can be cut")
-    return replace(arrange(trial, phase, rows, best), chip=s.chip)
+    return replace(arrange(narrow, phase, rows, tile), chip=s.chip)
 
 
 def _partials(output: Tensor, chip: Chip, parts: int) -> tuple[Schedule, str, Phase]:
@@ -131,10 +136,10 @@ def _factored(s: Schedule, fold: str, parts: int) -> tuple[Schedule, str]:
     if axis.extent % parts:
         needed = f"{fold}: a number of parts that divides {axis.extent}"
         raise ScheduleError(needed, str(parts), "use fewer cores, or pad the axis")
-    before = {x.name for x in s.state.stages}
+    earlier_names = {x.name for x in s.state.stages}
     s = split(s, fold, axis.name, axis.extent // parts)
     s = rfactor(s, fold, f"{axis.name}_o")
-    return s, next(x.name for x in s.state.stages if x.name not in before)
+    return s, next(x.name for x in s.state.stages if x.name not in earlier_names)
 
 
 # -- sums in memory --------------------------------------------------------------------------------
@@ -146,9 +151,9 @@ def atomic(output: Tensor, chip: Chip, cores: int | None = None) -> isa.Kernel:
 
     Raises `ScheduleError` as `two_pass`, and for folds that are no sums.
     """
-    first, target, rest = _pieces(output, chip, core_limit(chip, cores))
-    added = tuple(_adding(part, first.name, target) for part in first.parts)
-    phases = (_zeros(chip, target), isa.Launch(f"{first.name}_add", added), *rest)
+    partial_launch, target, last_launches = _pieces(output, chip, core_limit(chip, cores))
+    added = tuple(_adding(part, partial_launch.name, target) for part in partial_launch.parts)
+    phases = (_zeros(chip, target), isa.Launch(f"{partial_launch.name}_add", added), *last_launches)
     return isa.Kernel(output.label, phases)
 
 
@@ -161,63 +166,73 @@ def chain(output: Tensor, chip: Chip, cores: int | None = None) -> isa.Kernel:
     Raises what `atomic` raises.
     """
     parts = core_limit(chip, cores)
-    first, target, rest = _pieces(output, chip, parts)
+    partial_launch, target, last_launches = _pieces(output, chip, parts)
     k = isa.KernelBuilder("turn", chip)  # core c adds row c of the partial sums to the target
-    goal = k.tensor(target.name, target.dtype, target.elements)
-    source = k.tensor(first.name, target.dtype, target.elements * parts)
+    target_tensor = k.tensor(target.name, target.dtype, target.elements)
+    source = k.tensor(partial_launch.name, target.dtype, target.elements * parts)
     row = k.param("c", parts) * target.elements
     width = min(target.elements, chip.buffers["UB"] // 2 // target.itemsize)
     tile = k.queue("row", "UB", target.dtype, width, src="MTE2", dst="MTE3", depth=1)
     for start, size, pad in _runs(target, width):
         k.copy(tile.alloc().region(0, size), source.region(row + start, size), pad=pad)
         tile.enqueue()
-        k.copy(goal.region(start, size), tile.dequeue().region(0, size), pad=pad, atomic="add")
+        loaded = tile.dequeue().region(0, size)
+        k.copy(target_tensor.region(start, size), loaded, pad=pad, atomic="add")
         tile.free()
     turn = k.finish()
-    bound = [isa.binding_of({"c": c}) for c in range(parts)]
-    turns = [isa.Launch(f"turn_{c}", (isa.Part(turn, (own,)),)) for c, own in enumerate(bound)]
-    return isa.Kernel(output.label, (first, _zeros(chip, target), *turns, *rest))
+    turns = []
+    for core in range(parts):
+        binding = isa.binding_of({"c": core})
+        turns.append(isa.Launch(f"turn_{core}", (isa.Part(turn, (binding,)),)))
+    return isa.Kernel(output.label, (partial_launch, _zeros(chip, target), *turns, *last_launches))
 
 
 def _pieces(
     output: Tensor, chip: Chip, parts: int
 ) -> tuple[isa.Launch, isa.Buffer, tuple[isa.Launch, ...]]:
     """Return the launch of partial sums, the tensor they add up to, and the launches after it."""
-    several = two_pass(output, chip, parts)
-    fold = next(x for x in several.state.stages if isinstance(x, stages.Stage) and x.fold)
+    schedule = two_pass(output, chip, parts)
+    fold = next(x for x in schedule.state.stages if isinstance(x, stages.Stage) and x.fold)
     if fold.fold != "sum":
         raise ScheduleError(f"{fold.name}: a sum, which memory can add", fold.fold, "use two_pass")
-    first = lower(several).phases[0]
-    one = lower(two_pass(output, chip, 1))  # its second phase has one partial sum to convert
-    direct = next(x for x in several.state.stages if x.output).name + "_rf" == fold.name
-    target = next(t for t in one.tensors if t.name == (output.label if direct else fold.name))
-    total = target if direct else replace(target, name=f"{target.name}_total")
+    partial_launch = lower(schedule).phases[0]
+    # with one part, the second phase has a single partial sum, which it only converts
+    single_part = lower(two_pass(output, chip, 1))
+    # if the output is the fold itself, sums are stored as they are, without that second phase
+    output_stage = next(x for x in schedule.state.stages if x.output)
+    is_sum_stored = f"{output_stage.name}_rf" == fold.name
+    target_name = output.label if is_sum_stored else fold.name
+    target = next(tensor for tensor in single_part.tensors if tensor.name == target_name)
+    total = target if is_sum_stored else replace(target, name=f"{target.name}_total")
     block = BLOCK_BYTES // target.itemsize
     if chip.combined and target.elements % block:
         needed = f"a result of whole 32-byte blocks ({block} elements) on {chip.name}"
         raise ScheduleError(needed, f"{target.elements} elements", "pad it, or use two_pass")
-    rest = (
-        () if direct else tuple(isa.renamed(x, {target.name: total.name}) for x in one.phases[1:])
-    )
-    return first, total, rest
+    if is_sum_stored:
+        return partial_launch, total, ()
+    names = {target.name: total.name}
+    last_launches = tuple(isa.renamed(launch, names) for launch in single_part.phases[1:])
+    return partial_launch, total, last_launches
 
 
 def _adding(part: isa.Part, name: str, target: isa.Buffer) -> isa.Part:
     """Return a part that adds to `target` what it stored in its own row of tensor `name`."""
-    old = next(b for b in part.program.tensors if b.name == name)
+    partial_sums = next(b for b in part.program.tensors if b.name == name)
 
     def node(n: isa.Node) -> isa.Node:
+        """Return a node that adds to the target if it stored partial sums."""
         if isinstance(n, isa.Loop):
             return replace(n, body=tuple(map(node, n.body)))
-        if n.dst is None or n.dst.buffer != old:
+        if n.dst is None or n.dst.buffer != partial_sums:
             return n
-        inside = [(v, c) for v, c in n.dst.offset.terms if c % target.elements]
-        offset = isa.Affine(n.dst.offset.const % target.elements, tuple(inside))
-        place = replace(n.dst, buffer=target, offset=offset)
-        return replace(n, dst=place, attrs=(*n.attrs, ("atomic", "add")))
+        # the row of this core begins at a multiple of the target's size, which is taken off
+        terms = [(loop, step) for loop, step in n.dst.offset.terms if step % target.elements]
+        offset = isa.Affine(n.dst.offset.const % target.elements, tuple(terms))
+        target_region = replace(n.dst, buffer=target, offset=offset)
+        return replace(n, dst=target_region, attrs=(*n.attrs, ("atomic", "add")))
 
     program = part.program
-    buffers = tuple(target if b == old else b for b in program.buffers)
+    buffers = tuple(target if b == partial_sums else b for b in program.buffers)
     body = tuple(map(node, program.body))
     return replace(part, program=replace(program, buffers=buffers, body=body))
 
@@ -225,7 +240,7 @@ def _adding(part: isa.Part, name: str, target: isa.Buffer) -> isa.Part:
 def _zeros(chip: Chip, target: isa.Buffer) -> isa.Launch:
     """Return the launch in which one core fills the target with zeros."""
     k = isa.KernelBuilder("zeros", chip)
-    goal = k.tensor(target.name, target.dtype, target.elements)
+    target_tensor = k.tensor(target.name, target.dtype, target.elements)
     lanes = chip.vector_bytes_per_repeat // target.itemsize
     repeats = min(-(-target.elements // lanes), 64)
     tile = k.queue("zero", "UB", target.dtype, repeats * lanes, src="V", dst="MTE3", depth=1)
@@ -233,13 +248,13 @@ def _zeros(chip: Chip, target: isa.Buffer) -> isa.Launch:
     tile.enqueue()
     zero = tile.dequeue()
     for start, size, pad in _runs(target, repeats * lanes):
-        k.copy(goal.region(start, size), zero.region(0, size), pad=pad)
+        k.copy(target_tensor.region(start, size), zero.region(0, size), pad=pad)
     tile.free()
     return isa.as_launch(k.finish())
 
 
 def _runs(target: isa.Buffer, width: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield start and size of runs of a tensor, and if its last block is ragged."""
+    """Yield start and size of pieces of a tensor, and whether one ends inside a 32-byte block."""
     for start in range(0, target.elements, width):
         size = min(width, target.elements - start)
         yield start, size, size * target.itemsize % BLOCK_BYTES > 0

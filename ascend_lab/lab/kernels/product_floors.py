@@ -1,11 +1,11 @@
-"""The cycles below which no tiling of a matrix product can get."""
+"""Lower bounds of the cycles of a matrix product, which hold for every tiling."""
 
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.kernels import GemmShape
 
 
 def product_floors(shape: GemmShape, chip: Chip) -> dict[str, float]:
-    """Return three lower bounds in cycles: the cube's work, memory's traffic, the way out."""
+    """Return three lower bounds in cycles: the cube's work, memory traffic, storing the result."""
     peak = chip.core_count * chip.macs_per_cycle("fp16")
     read = 2 * shape.k * (shape.m + shape.n)
     written = 4 * shape.m * shape.n
@@ -14,9 +14,9 @@ def product_floors(shape: GemmShape, chip: Chip) -> dict[str, float]:
     through_memory = read if stays_in_l2 else read + written
     memory_rate = chip.device_memory.rate_bytes_per_s / chip.clock_hz
     port = chip.path("UB" if chip.combined else "L0C", "GM").rate_bytes_per_cycle
-    way_out = min(chip.core_count * port, chip.l2.rate_bytes_per_s / chip.clock_hz)
+    store_rate = min(chip.core_count * port, chip.l2.rate_bytes_per_s / chip.clock_hz)
     return {
         "cube": shape.ops / 2 / peak,
         "memory": through_memory / memory_rate,
-        "out": written / way_out,
+        "out": written / store_rate,
     }

@@ -27,29 +27,38 @@ def product_nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8
     kernel = isa.KernelBuilder(order, chip)
     area = (tile * tile, 256)
     size = tile * tile * 256
-    at = dict[str, isa.Affine]()
-    gm = {x: kernel.tensor(x, t, size * trips[p] * trips[q]) for x, ((p, q), _, t) in AXES.items()}
-    l0 = {x: kernel.buffer(f"{x}_l0", space, t, size) for x, (_, space, t) in AXES.items()}
+    index_of = dict[str, isa.Affine]()
+    gm_tensors = {}
+    l0_buffers = {}
+    for operand, (axes, space, dtype) in AXES.items():
+        tiles = trips[axes[0]] * trips[axes[1]]
+        gm_tensors[operand] = kernel.tensor(operand, dtype, size * tiles)
+        l0_buffers[operand] = kernel.buffer(f"{operand}_l0", space, dtype, size)
     ub = kernel.buffer("c_ub", "UB", "fp32", size).region(0, area)
 
-    def move(*way: isa.Region) -> None:
-        for src, dst in pairwise(way):
-            (kernel.load2d if dst.space in ("L0A", "L0B") else kernel.copy)(dst, src)
+    def move(*stations: isa.Region) -> None:
+        """Copy a tile from the first region to the next, and so on."""
+        for src, dst in pairwise(stations):
+            copy = kernel.load2d if dst.space in ("L0A", "L0B") else kernel.copy
+            copy(dst, src)
             kernel.barrier()
 
     with ExitStack() as loops:
         for axis in order:
-            at[axis] = loops.enter_context(kernel.loop(axis, trips[axis]))
-            for x, ((p, q), _, _) in AXES.items():
+            index_of[axis] = loops.enter_context(kernel.loop(axis, trips[axis]))
+            for operand, ((row, column), _, _) in AXES.items():
                 # With loops m, k, n open so far m and k: A is loaded here, B and C in loop n.
-                if axis not in (p, q) or not {p, q} <= set(at):
+                if axis not in (row, column) or not {row, column} <= set(index_of):
                     continue
-                on_core = l0[x].region(0, area)
-                in_gm = gm[x].region((at[p] * trips[q] + at[q]) * size, area)
-                move(*((in_gm, ub, on_core) if x == "c" else (in_gm, on_core)))
-                if x == "c":
+                on_core = l0_buffers[operand].region(0, area)
+                tile_number = index_of[row] * trips[column] + index_of[column]
+                in_gm = gm_tensors[operand].region(tile_number * size, area)
+                if operand == "c":
+                    move(in_gm, ub, on_core)
                     loops.callback(move, on_core, ub, in_gm)
-        kernel.mmad(*(l0[x].region(0, (tile, tile, 16, 16)) for x in "cab"), accumulate=1)
+                else:
+                    move(in_gm, on_core)
+        kernel.mmad(*(l0_buffers[x].region(0, (tile, tile, 16, 16)) for x in "cab"), accumulate=1)
         kernel.barrier()
     return kernel.finish()
 

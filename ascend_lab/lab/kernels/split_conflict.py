@@ -1,15 +1,15 @@
-"""Operators in a row in one kernel: what the second wants to own decides what may stay on chip.
+"""Fuses operators that, alone, would divide their work over the cores along different axes.
 
-The worked case is reduce, transpose, scatter, which split over cores along different axes:
+The worked case is reduce, transpose, scatter:
 
     h[p, c] = max over g of x[p, g, c],    u = h transposed,    y[index[c], :] = u[c, :]
 
-Alone, the reduction deals out points, the transpose channels (the rows it writes), the scatter
-points again: no core knows which rows the others' indices name, so each owns a piece of every row.
-So each hands over through device memory. One split along the points suits all three; then every
-piece stays on its core. `common_split` finds such splits: from an axis of the last result backwards
-through slice rules.
-Source: practitioner's article on operator fusion on many-core chips.
+Alone, the reduction gives each core some points p, and the transpose some channels c, the rows it
+writes. The scatter gives each core some points again: no core knows which rows the others' indices
+name, so each has a piece of every row. Between operators that divide differently, all data passes
+through device memory. One split along the points suits all three; then every piece stays on its
+core. `common_split` finds such splits: it goes backwards from an axis of the last result through
+the rules of the operators. Source: practitioner's article on operator fusion on many-core chips.
 """
 
 import math
@@ -28,11 +28,13 @@ from ascend_lab.operators.kernels import elementwise_launch, indexed_rows, trans
 
 Values = np.ndarray
 BLOCK = 16
+"""Side of a block that V transposes."""
 HALF = 8
+"""Points of a block that one repeat of 256 bytes covers."""
 AREA = 256
-"""Side of a block, the points of it that one repeat of 256 bytes covers, its elements."""
+"""Elements of a block."""
 CHANNELS = 64
-"""Channels of a tile: loads have runs of 128 bytes, and points enough fit for long stores."""
+"""Channels of a tile: loads have runs of 128 bytes, and enough points fit for long stores."""
 TILES = 2
 """Tiles a core should have at least, so that loads and stores overlap; more make short rows."""
 
@@ -40,7 +42,7 @@ TILES = 2
 # -- one split for several operators ---------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What comes of every axis of the last output: a split, or the reason why there is none.
+    """For every axis of the last output a split, or the reason why there is none.
 
     A split is the cut axis of every tensor it names; others are read whole.
     """
@@ -63,44 +65,45 @@ def common_split(graph: Graph, nodes: Sequence[Node]) -> Agreement:
     (halos) or come in grains are refused: a core would compute some of its neighbour's.
     """
     rank = len(graph.types[nodes[-1].output].shape)
-    found = {axis: _axes(graph, nodes, axis) for axis in range(rank)}
-    splits = {axis: cut for axis, cut in found.items() if not isinstance(cut, str)}
-    return Agreement(splits, {axis: why for axis, why in found.items() if isinstance(why, str)})
+    outcomes = {axis: _axes(graph, nodes, axis) for axis in range(rank)}
+    splits = {axis: cut for axis, cut in outcomes.items() if not isinstance(cut, str)}
+    return Agreement(splits, {axis: why for axis, why in outcomes.items() if isinstance(why, str)})
 
 
 def _axes(graph: Graph, nodes: Sequence[Node], axis: int) -> dict[str, int] | str:
     """Return the cut axis of every tensor, or why `axis` of the last output cannot be cut."""
-    made = {name for node in nodes for name in node.outputs}
-    wanted = {nodes[-1].output: axis}
+    made_inside = {name for node in nodes for name in node.outputs}
+    cut_axes = {nodes[-1].output: axis}
     for node in reversed(nodes):
-        if not any(name in wanted for name in node.outputs):
+        if not any(name in cut_axes for name in node.outputs):
             continue
-        rule = _free_rule(graph, node, wanted)
+        rule = _free_rule(graph, node, cut_axes)
         if isinstance(rule, str):
             return rule
         for index, name in enumerate(node.inputs):
             axes = {s.axis for s in rule.sources if s.input == index}
-            if not axes and name in made:
+            if not axes and name in made_inside:
                 return f"{node.name} ({node.op}): every piece needs all of {name}"
-            for own in axes:
-                if wanted.setdefault(name, own) != own:
-                    return f"{name} is wanted along axis {wanted[name]} and along axis {own}"
-    return wanted
+            for input_axis in axes:
+                if cut_axes.setdefault(name, input_axis) != input_axis:
+                    both_axes = f"along axis {cut_axes[name]} and along axis {input_axis}"
+                    return f"{name} is wanted {both_axes}"
+    return cut_axes
 
 
-def _free_rule(graph: Graph, node: Node, wanted: Mapping[str, int]) -> ops.AxisRule | str:
+def _free_rule(graph: Graph, node: Node, cut_axes: Mapping[str, int]) -> ops.AxisRule | str:
     """Return the rule of the axis that readers want a node cut along, or why it cannot be."""
     rules = rules_of(graph, node)
-    found = [
+    matching_rules = [
         rule
         for number, name in enumerate(node.outputs)
         for rule in rules.axes
-        if name in wanted and rule.joins[number] == wanted[name]
+        if name in cut_axes and rule.joins[number] == cut_axes[name]
     ]
-    rule = found[0]
+    rule = matching_rules[0]
     place = f"{node.name} ({node.op}): axis {rule.axis}"
-    if any(r is not rule for r in found):
-        return f"{place} for one reader, axis {found[-1].axis} for another"
+    if any(r is not rule for r in matching_rules):
+        return f"{place} for one reader, axis {matching_rules[-1].axis} for another"
     if graph.types[node.output].shape[rule.axis] == 1:
         return f"{place} has one element"
     if not rule.splits:
@@ -126,11 +129,11 @@ def relu_transpose_kernel(chip: Chip, shape: Sequence[int], dtype: str, split: s
             chip, dtype, transpose.permutation(shape, perm), elements, elements, relu=True
         )
         return isa.Kernel("relu_transpose", (launch,))
-    most = 1 << (chip.buffers["UB"] // (4 * layout.item_bytes(dtype))).bit_length() - 1
-    tile = math.gcd(elements // chip.cores_of("vector"), most)
+    max_elements = 1 << (chip.buffers["UB"] // (4 * layout.item_bytes(dtype))).bit_length() - 1
+    tile = math.gcd(elements // chip.cores_of("vector"), max_elements)
     relu = elementwise_launch(chip, elements, op="vrelu", tile=tile, dtype=dtype)
-    turn = transpose.transpose_launch(chip, shape, perm, dtype)
-    phases = isa.renamed(relu, {"x1": "x", "y": "h"}), isa.renamed(turn, {"x": "h"})
+    transposing = transpose.transpose_launch(chip, shape, perm, dtype)
+    phases = isa.renamed(relu, {"x1": "x", "y": "h"}), isa.renamed(transposing, {"x": "h"})
     return isa.Kernel("relu_transpose", phases)
 
 
@@ -149,107 +152,117 @@ def turn_scatter_launch(chip: Chip, sizes: Points) -> isa.Launch:
     """Return the kernel y[index[c], p] = max over g of x[p, g, c]: tensors x, index, y; fp16.
 
     x is (points, group, channels), y (rows, points), both row-major, index has an int32 per
-    channel. A core owns points all the way: it loads a tile of them, some channels at a time, V
-    takes the maximum over the group and leaves it in blocks of 16 x 16, turns the blocks, and MTE3
-    stores each channel's points in the row of y that its index names. Rows of y that no index names
+    channel. A core has the same points from load to store: it loads a tile of them, some channels
+    at a time; V writes the maximum over the group in blocks of 16 x 16 and transposes the blocks;
+    MTE3 stores each channel's points in the row of y that its index names. Rows that no index names
     stay as they are; of equal indices the last channel wins. Raises `CapacityError` if 16 points do
     not fit UB.
     """
     units = sizes.points // BLOCK
-    per = -(-units // chip.cores_of("vector"))
-    shares = [min(per, units - start) for start in range(0, units, per)]
+    units_per_core = -(-units // chip.cores_of("vector"))
+    shares = [min(units_per_core, units - start) for start in range(0, units, units_per_core)]
     grid = {"core": shares}
-    return isa.spread("turn_scatter", grid, lambda own: _Writer(chip, sizes, own).program())
+    return isa.spread("turn_scatter", grid, lambda share: _Writer(chip, sizes, share).program())
 
 
-def tile_units(chip: Chip, sizes: Points, own: int) -> int:
-    """Return how many times 16 points a tile of a core with `own` such units has."""
+def tile_units(chip: Chip, sizes: Points, core_units: int) -> int:
+    """Return the units (of 16 points) in a tile of a core that has `core_units` of them."""
     channels = min(CHANNELS, sizes.channels)
     per_unit = 2 * BLOCK * channels * (2 * sizes.group + 3)
-    most = (chip.buffers["UB"] - 4 * sizes.channels) // per_unit
-    if most < 1:
+    max_units = (chip.buffers["UB"] - 4 * sizes.channels) // per_unit
+    if max_units < 1:
         needed = f"{per_unit} bytes of UB for {BLOCK} points"
         got = f"{chip.buffers['UB']} on {chip.name}"
         raise CapacityError(needed, got, "use smaller groups or fewer channels")
     across = -(-sizes.channels // channels)
-    return min(most, max(own // -(-TILES // across), 1), chip.max_repeat // 2)
+    return min(max_units, max(core_units // -(-TILES // across), 1), chip.max_repeat // 2)
 
 
 class _Writer:
-    """The program of cores that own equally many units of 16 points."""
+    """The program of cores with equally many units of 16 points.
 
-    def __init__(self, chip: Chip, sizes: Points, own: isa.Share) -> None:
-        k = self.k = isa.KernelBuilder("turn_scatter", chip)
+    `units` is how many of them a tile has, and `start` the core's first point.
+    """
+
+    def __init__(self, chip: Chip, sizes: Points, share: isa.Share) -> None:
+        k = isa.KernelBuilder("turn_scatter", chip)
+        self.k = k
         self.sizes = sizes
-        self.own = own[0]
-        self.units = tile_units(chip, sizes, own[0])
-        self.start = k.param("core", own[2]) * (own[1] * BLOCK)
+        self.core_units = share[0]
+        self.units = tile_units(chip, sizes, share[0])
+        self.start = k.param("core", share[2]) * (share[1] * BLOCK)
         points = self.units * BLOCK
-        most = min(CHANNELS, sizes.channels)
+        tile_channels = min(CHANNELS, sizes.channels)
         self.x = k.tensor("x", "fp16", sizes.points * sizes.group * sizes.channels)
         index = k.tensor("index", "int32", sizes.channels)
         self.y = k.tensor("y", "fp16", sizes.rows * sizes.points)
         # all indices at once: MTE2 would wait with a second batch for the stores of the first
         self.feed = indexed_rows.IndexFeed.make(k, index, "MTE3", most=sizes.channels)
-        tile = points * sizes.group * most
+        tile = points * sizes.group * tile_channels
         self.load = k.queue("tile", "UB", "fp16", tile, src="MTE2", dst="V")
-        self.most = k.buffer("most", "UB", "fp16", points * most)
-        self.store = k.queue("turned", "UB", "fp16", points * most, src="V", dst="MTE3")
+        self.maxima = k.buffer("most", "UB", "fp16", points * tile_channels)
+        self.store = k.queue("turned", "UB", "fp16", points * tile_channels, src="V", dst="MTE3")
 
     def program(self) -> isa.Program:
-        """Walk the channels, and the points in tiles of as many units as fit."""
-        count, rest = divmod(self.own, self.units)
+        """Go through the channels, and for each through the points, in tiles that fit."""
+        count, last_units = divmod(self.core_units, self.units)
         self.feed.open(0, self.sizes.channels)
-        for low in range(0, self.sizes.channels, CHANNELS):
-            channels = low, min(CHANNELS, self.sizes.channels - low)
-            with self.k.loop(f"i{low}", count) as i:
-                at = self.start + i * (self.units * BLOCK)
-                self._move(at, self.units, channels, f"a{low}")
-            if rest:
-                at = self.start + count * self.units * BLOCK
-                self._move(at, rest, channels, f"b{low}")
+        for first_channel in range(0, self.sizes.channels, CHANNELS):
+            channels = first_channel, min(CHANNELS, self.sizes.channels - first_channel)
+            with self.k.loop(f"i{first_channel}", count) as i:
+                first_point = self.start + i * (self.units * BLOCK)
+                self._move(first_point, self.units, channels, f"a{first_channel}")
+            if last_units:
+                first_point = self.start + count * self.units * BLOCK
+                self._move(first_point, last_units, channels, f"b{first_channel}")
         self.feed.close()
         return self.k.finish()
 
-    def _move(self, at: isa.Affine, units: int, channels: tuple[int, int], name: str) -> None:
+    def _move(
+        self, first_point: isa.Affine, units: int, channels: tuple[int, int], name: str
+    ) -> None:
         """Load a tile of points and channels (first, count), reduce, turn and store it."""
         k = self.k
         group = self.sizes.group
         pitch = self.sizes.channels
-        (low, wide) = channels
-        start = at * (group * pitch) + low
-        shape = (units * BLOCK * group, wide)
+        (first_channel, channel_count) = channels
+        start = first_point * (group * pitch) + first_channel
+        shape = (units * BLOCK * group, channel_count)
         source = self.x.region(start, shape, (pitch, 1))
         k.copy(self.load.alloc().region(0, source.sizes), source)
         self.load.enqueue()
-        self._reduce(self.load.dequeue(), units, wide)
+        self._reduce(self.load.dequeue(), units, channel_count)
         self.load.free()
         turned = self.store.alloc()
         side = (BLOCK, BLOCK)
-        with k.loop(f"{name}_block", wide // BLOCK * units) as j:
-            k.vector("vtranspose", turned.region(j * AREA, side), self.most.region(j * AREA, side))
+        with k.loop(f"{name}_block", channel_count // BLOCK * units) as j:
+            source_block = self.maxima.region(j * AREA, side)
+            k.vector("vtranspose", turned.region(j * AREA, side), source_block)
         self.store.enqueue()
         turned = self.store.dequeue()
-        for block in range(wide // BLOCK):
+        for block in range(channel_count // BLOCK):
             with k.loop(f"{name}_row{block}", BLOCK) as r:
                 place = r * BLOCK + block * units * AREA
                 row = turned.region(place, (units, BLOCK), (AREA, 1))
-                target = self.y.region(at, (units, BLOCK))
-                pick = self.feed.index_region(r + (low + block * BLOCK))
+                target = self.y.region(first_point, (units, BLOCK))
+                pick = self.feed.index_region(r + (first_channel + block * BLOCK))
                 k.copy_row(target, row, pick, self.sizes.points, self.sizes.rows)
         self.store.free()
 
-    def _reduce(self, loaded: isa.Tile, units: int, wide: int) -> None:
-        """Leave the maximum over the group as blocks (channel block, point block, 16, 16)."""
+    def _reduce(self, loaded: isa.Tile, units: int, channel_count: int) -> None:
+        """Write the maximum over the group as blocks (channel block, point block, 16, 16)."""
         group = self.sizes.group
         shape = (2 * units, HALF, BLOCK)
-        steps = (HALF * group * wide, group * wide, 1)
-        for block in range(wide // BLOCK):
-            out = self.most.region(block * units * AREA, shape)
-            parts = [loaded.region(g * wide + block * BLOCK, shape, steps) for g in range(group)]
-            self.k.vector("vmax", out, parts[0], parts[min(1, group - 1)])
-            for part in parts[2:]:
-                self.k.vector("vmax", out, out, part)
+        steps = (HALF * group * channel_count, group * channel_count, 1)
+        for block in range(channel_count // BLOCK):
+            out = self.maxima.region(block * units * AREA, shape)
+            members = [
+                loaded.region(g * channel_count + block * BLOCK, shape, steps) for g in range(group)
+            ]
+            # the first two members; a group of one is compared with itself
+            self.k.vector("vmax", out, members[0], members[min(1, group - 1)])
+            for member in members[2:]:
+                self.k.vector("vmax", out, out, member)
 
 
 # -- the case -------------------------------------------------------------------------------------
@@ -293,7 +306,8 @@ def fused_kernel(sizes: Points, chip: Chip) -> isa.Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What kernels in a row cost: cycles on the device, launches; bytes moved to and from cores."""
+    """What kernels in a row cost: cycles on the device and of launches; bytes moved to and from
+    cores, and to and from device memory."""
 
     cycles: int
     launch_cycles: int
@@ -307,23 +321,24 @@ class Cost:
 
 
 def cost(kernels: Sequence[isa.Kernel], chip: Chip) -> Cost:
-    """Return what kernels cost one after the other; L2, empty at first, keeps what they leave."""
+    """Return what kernels cost one after the other; L2 is empty at first, and stays filled."""
     l2 = L2.of(chip)
-    places = {}
+    places = {}  # tensor -> (address, bytes)
     top = 0
-    for buffer in (b for kernel in kernels for b in kernel.tensors):
-        if buffer.name not in places:
-            places[buffer.name] = (top, buffer.size_bytes)
-            top += -(-buffer.size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+    for kernel in kernels:
+        for buffer in kernel.tensors:
+            if buffer.name not in places:
+                places[buffer.name] = (top, buffer.size_bytes)
+                top += -(-buffer.size_bytes // ALIGN_BYTES) * ALIGN_BYTES
     runs = []
     for kernel in kernels:
-        own = {b.name: places[b.name] for b in kernel.tensors}
-        runs.append(sim.simulate_kernel(kernel, chip, sim.DeviceMemory(l2, own)))
+        kernel_places = {b.name: places[b.name] for b in kernel.tensors}
+        runs.append(sim.simulate_kernel(kernel, chip, sim.DeviceMemory(l2, kernel_places)))
     return Cost(
-        sum(run.cycles for run in runs),
-        sum(run.launch_cycles for run in runs),
-        sum(sum(run.path_bytes.values()) for run in runs),
-        sum(run.memory_bytes for run in runs) + l2.flush(),
+        cycles=sum(run.cycles for run in runs),
+        launch_cycles=sum(run.launch_cycles for run in runs),
+        core_bytes=sum(sum(run.path_bytes.values()) for run in runs),
+        memory_bytes=sum(run.memory_bytes for run in runs) + l2.flush(),
     )
 
 
@@ -331,17 +346,17 @@ def owners(
     kernel: isa.Kernel, tensors: Mapping[str, Values], name: str, like: Values, chip: Chip
 ) -> np.ndarray:
     """Return which core writes each element of tensor `name`, shaped as `like`; -1: none."""
-    found = np.full(like.shape, -1)
+    owner_of = np.full(like.shape, -1)
     core = 0
     for launch in kernel.phases:
         for part in launch.parts:
             for binding in part.bindings:
-                alone = isa.Launch(launch.name, (isa.Part(part.program, (binding,)),))
+                core_launch = isa.Launch(launch.name, (isa.Part(part.program, (binding,)),))
                 before = {**tensors, name: np.full(like.size, np.nan, like.dtype)}
-                after = sim.execute(alone, before, chip)[name].reshape(like.shape)
-                found[~np.isnan(after)] = core
+                after = sim.execute(core_launch, before, chip)[name].reshape(like.shape)
+                owner_of[~np.isnan(after)] = core
                 core += 1
-    return found
+    return owner_of
 
 
 def owner_maps(sizes: Points, chip: Chip) -> dict[str, np.ndarray]:
@@ -356,12 +371,12 @@ def owner_maps(sizes: Points, chip: Chip) -> dict[str, np.ndarray]:
     index = np.arange(sizes.channels, dtype=np.int32)
     y = np.zeros((sizes.rows, sizes.points), np.float16)
     reads = ({"x": x}, {"h": h}, {"u": u, "index": index})
-    found = {
-        name: owners(kernel, given, name, like, chip)
-        for kernel, given, name, like in zip(
+    maps = {
+        name: owners(kernel, inputs, name, like, chip)
+        for kernel, inputs, name, like in zip(
             apart_kernels(sizes, chip), reads, "huy", (h, u, y), strict=True
         )
     }
     fused = owners(fused_kernel(sizes, chip), {"x": x, "index": index}, "y", y, chip)
-    turned = {"u": found["u"].T, "y": found["y"][index].T, "fused": fused[index].T}
-    return {"h": found["h"], **turned}
+    turned = {"u": maps["u"].T, "y": maps["y"][index].T, "fused": fused[index].T}
+    return {"h": maps["h"], **turned}

@@ -1,7 +1,10 @@
-"""What a machine does to a memory: sectors and banks of a group of lanes, tiles of a product.
+"""Executes a kernel in groups of lanes, and counts what each group does to the memory.
 
-Device memory is read in sectors of 32 bytes, four to a line of 128 bytes; on-chip shared memory
-is cut into banks that serve one word each per cycle (NVIDIA Nsight Compute documentation).
+A scalar, a vector and a warp machine are one machine with a different width: one lane, the lanes of
+a vector register, the 32 threads of a warp. Device memory is read in sectors of 32 bytes, four to a
+line of 128 bytes; on-chip shared memory is divided into banks that serve one word each per cycle
+(NVIDIA Nsight Compute documentation). `blocking` and `tiled` are for products of matrices: the
+tiles that fit on chip, the bytes that then move, and the time.
 """
 
 import math
@@ -40,8 +43,8 @@ def units_touched(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> pr.
 def _units(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> tuple[pr.Array, pr.Array]:
     """Return the units of each group, sorted, and where a new one begins that a lane touches."""
     units = np.sort(np.where(active, addresses // unit_bytes, np.int64(-1)), axis=1)
-    fresh = np.diff(units, axis=1, prepend=-1) != 0
-    return units, fresh & (units >= 0)
+    is_new = np.diff(units, axis=1, prepend=-1) != 0
+    return units, is_new & (units >= 0)
 
 
 def bank_ways(addresses: pr.Array, active: pr.Array) -> pr.Array:
@@ -51,27 +54,24 @@ def bank_ways(addresses: pr.Array, active: pr.Array) -> pr.Array:
     the answer is the largest number of distinct words wanted from one bank (0 for an idle group).
     """
     banks = 32
-    (words, fresh) = _units(addresses, active, 4)
+    (words, is_new) = _units(addresses, active, 4)
     groups = np.broadcast_to(np.arange(words.shape[0])[:, None], words.shape)
-    slots = (groups * banks + words % banks)[fresh]
+    slots = (groups * banks + words % banks)[is_new]
     per_bank = np.bincount(slots.astype(np.intp), minlength=words.shape[0] * banks)
     return np.asarray(per_bank.reshape(words.shape[0], banks).max(axis=1, initial=0))
 
 
-# Execute a kernel in groups of lanes: values, active masks, and what each group issued.
-#
-# Scalar, vector and warp machines are one machine with a different width: one lane, the lanes of a
-# vector register, the 32 threads of a warp. Lanes of a group share the instruction; a branch turns
-# some of them off. The Python loop runs over the body, NumPy over all groups at once, so the cost
-# of executing does not depend on n in Python steps.
+# -- a kernel in groups of lanes ------------------------------------------------------------------
+# Lanes of a group share the instruction; a branch turns some of them off. The Python loop runs over
+# the instructions of the body, and NumPy works on all groups at once.
 @dataclass(frozen=True, slots=True)
 class Timing:
     """What an instruction costs a group: issue slots and cycles until its result can be used.
 
     With `slot_bytes` a memory access takes one issue slot per aligned unit of that size it
     touches; 0 means one slot whatever it touches. With `cache_bytes` distinct lines of that size
-    are counted over the whole run. `branches`: a group none of whose lanes takes a side does not
-    issue it; without them every group issues both sides under masks and moves all its lanes.
+    are counted over the whole run. With `branches` a group skips a side of an `if` that none of its
+    lanes takes; without, every group issues both sides under masks and moves all its lanes.
     """
 
     arith_cycles: int
@@ -83,7 +83,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """One instruction of the body, and how many groups issued it."""
+    """One instruction of the body, and how many groups issued it.
+
+    `ops` counts operations of active lanes. Of a load or store, `bytes_used` are the bytes of
+    active lanes, and `sectors` and `lines` what had to be touched for them in `array`.
+    """
 
     text: str
     kind: str
@@ -97,7 +101,11 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All that executing a kernel tells: values, issues, and per group slots and stalls."""
+    """The result of a kernel: values, issues, and per group the slots it used and its stalls.
+
+    `summand` holds, by group and lane, the values that a closing `Total` adds up, and `active`
+    marks the lanes with an element.
+    """
 
     values: dict[str, pr.Array]
     issues: tuple[Issue, ...]
@@ -114,6 +122,12 @@ class Trace:
 
 @dataclass(slots=True)
 class _State:
+    """A kernel in execution.
+
+    `regs` are the registers, by group and lane; `ready` says for each when its value can be used,
+    by group. `clock` is the cycle of each group, `slots` its issue slots so far.
+    """
+
     kernel: pr.Kernel
     inputs: pr.Arrays
     width: int
@@ -138,16 +152,31 @@ def execute(kernel: pr.Kernel, inputs: pr.Arrays, width: int, port: Port, timing
     """Run the kernel in groups of `width` lanes and return values and counts."""
     groups = -(-kernel.n // width)
     element = np.arange(groups * width, dtype=np.int64).reshape(groups, width)
-    state = _State(kernel, inputs, width, port, timing, pr.number_format(kernel, inputs), element)
+    state = _State(
+        kernel=kernel,
+        inputs=inputs,
+        width=width,
+        port=port,
+        timing=timing,
+        dtype=pr.number_format(kernel, inputs),
+        element=element,
+    )
     active = element < kernel.n
     with np.errstate(over="ignore", invalid="ignore"):  # fp16 and int8 overflow as hardware does
         _run(state, kernel.body, active, np.ones(groups, bool))
-    waits = state.clock - state.slots
-    done = state.values, tuple(state.issues), state.slots, waits, state.divergent, state.summand
-    return Trace(*done, active)
+    return Trace(
+        values=state.values,
+        issues=tuple(state.issues),
+        slots=state.slots,
+        stalls=state.clock - state.slots,
+        divergent_groups=state.divergent,
+        summand=state.summand,
+        active=active,
+    )
 
 
 def _run(state: _State, body: tuple[pr.Instr, ...], active: pr.Array, issued: pr.Array) -> None:
+    """Execute instructions in the active lanes; `issued` marks the groups that issue them."""
     for instr in body:
         if isinstance(instr, pr.Load):
             array = state.inputs[instr.array]
@@ -166,33 +195,36 @@ def _run(state: _State, body: tuple[pr.Instr, ...], active: pr.Array, issued: pr
         elif isinstance(instr, pr.Branch):
             _branch(state, instr, active, issued)
         else:
-            src = state.summand = _read(state, instr.src)
-            state.values[instr.array] = np.zeros(1, src.dtype)
+            state.summand = _read(state, instr.src)
+            state.values[instr.array] = np.zeros(1, state.summand.dtype)
             _issue(state, instr, active, issued, ops=1)
 
 
 def _store(state: _State, instr: pr.Store, active: pr.Array, issued: pr.Array) -> None:
+    """Write the active lanes' values to an array, of which the first store makes a copy."""
     value = _read(state, instr.src)
     if instr.array not in state.values:
-        old = state.inputs.get(instr.array, np.zeros(state.kernel.n, value.dtype))
-        state.values[instr.array] = old.copy()
+        initial = state.inputs.get(instr.array, np.zeros(state.kernel.n, value.dtype))
+        state.values[instr.array] = initial.copy()
     state.values[instr.array][state.element[active]] = value[active]
     counts = _access(state, instr.array, state.element, value.itemsize, active)
     _issue(state, instr, active, issued, **counts)
 
 
 def _branch(state: _State, instr: pr.Branch, active: pr.Array, issued: pr.Array) -> None:
+    """Execute both sides of an `if`, each in the lanes that take it."""
     cond = _read(state, instr.cond).astype(bool)
     _issue(state, instr, active, issued)
     sides = [(instr.then, active & cond), (instr.other, active & ~cond)]
-    takes = [mask.any(axis=1) for _, mask in sides]
+    groups_taking = [mask.any(axis=1) for _, mask in sides]
     if instr.then and instr.other:
-        state.divergent += int(np.count_nonzero(takes[0] & takes[1]))
-    for (body, mask), taken in zip(sides, takes, strict=True):
+        state.divergent += int(np.count_nonzero(groups_taking[0] & groups_taking[1]))
+    for (body, mask), taken in zip(sides, groups_taking, strict=True):
         _run(state, body, mask, taken if state.timing.branches else issued)
 
 
 def _read(state: _State, name: pr.Operand) -> pr.Array:
+    """Return the value of a register, a parameter or a number."""
     if isinstance(name, str) and name in state.regs:
         return state.regs[name]
     return np.asarray(state.inputs[name] if isinstance(name, str) else name, state.dtype)
@@ -201,11 +233,11 @@ def _read(state: _State, name: pr.Operand) -> pr.Array:
 def _write(
     state: _State, name: str, value: pr.Array, active: pr.Array, issued: pr.Array, cycles: int
 ) -> None:
-    """Keep a result that can be used some cycles after its issue."""
-    old = state.regs.get(name)
-    state.regs[name] = value if old is None else np.where(active, value, old)
-    done = state.clock + cycles - 1
-    state.ready[name] = np.where(issued, done, state.ready.get(name, np.int64(0)))
+    """Write a register in the active lanes; it can be used `cycles` after its issue."""
+    old_value = state.regs.get(name)
+    state.regs[name] = value if old_value is None else np.where(active, value, old_value)
+    ready_at = state.clock + cycles - 1
+    state.ready[name] = np.where(issued, ready_at, state.ready.get(name, np.int64(0)))
 
 
 def _issue(
@@ -255,7 +287,7 @@ SUMS: Mapping[str, str] = {"float16": "float32", "int8": "int32"}
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """Output tiles of `rows` x `columns` elements, and the traffic they cause."""
+    """Output tiles of `rows` x `columns` elements, how many there are, and the bytes they move."""
 
     rows: int
     columns: int
@@ -271,23 +303,24 @@ def blocking(
 
     A is read once per column of tiles and B once per row of tiles:
     bytes_in = in_bytes * (m k ceil(n / columns) + k n ceil(m / rows)). Tiles are multiples of
-    `unit`; where C is narrower than the square, the room goes to the other side.
+    `unit`; where C is narrower than the square, the free bytes make the other side longer.
     """
     square = math.isqrt(local_bytes // (2 * in_bytes + out_bytes)) // unit * unit
-    high, wide = (-(-side // unit) * unit for side in (program.m, program.n))
-    deep = min(program.k, square)
+    rows_needed, columns_needed = (-(-side // unit) * unit for side in (program.m, program.n))
+    depth = min(program.k, square)
 
     def longest(other: int) -> int:
-        free = local_bytes - in_bytes * other * deep
-        return max(square, free // (in_bytes * deep + out_bytes * other) // unit * unit)
+        """Return the longest side that fits beside another side."""
+        free = local_bytes - in_bytes * other * depth
+        return max(square, free // (in_bytes * depth + out_bytes * other) // unit * unit)
 
-    rows = min(high, square if wide >= square else longest(wide))
-    columns = min(wide, square if high >= square else longest(high))
+    rows = min(rows_needed, square if columns_needed >= square else longest(columns_needed))
+    columns = min(columns_needed, square if rows_needed >= square else longest(rows_needed))
     down = -(-program.m // rows)
     across = -(-program.n // columns)
-    moved = program.m * program.k * across + program.k * program.n * down
+    read_elements = program.m * program.k * across + program.k * program.n * down
     return Blocking(
-        rows, columns, down * across, in_bytes * moved, out_bytes * program.m * program.n
+        rows, columns, down * across, in_bytes * read_elements, out_bytes * program.m * program.n
     )
 
 
@@ -305,13 +338,24 @@ def product_run(
     stream: Iterable[pr.Line],
     **counts: int,
 ) -> pr.Run:
-    """Return C = A B with what it took; the order of the sums is NumPy's, not the machine's."""
+    """Return the run of C = A B; `timed` is its cycles and their parts.
+
+    The order of the sums is NumPy's, not the machine's.
+    """
     a = inputs["A"]
     b = inputs["B"]
     sums = SUMS.get(str(a.dtype), a.dtype)
     c = np.asarray(np.matmul(a.astype(sums), b.astype(sums)))
-    counts = {"ops": program.ops, "bytes_used": a.nbytes + b.nbytes + c.nbytes, **counts}
-    return pr.Run(machine, program.name, {"C": c}, *timed, counts, tuple(stream))
+    cycles, parts = timed
+    return pr.Run(
+        machine=machine,
+        program=program.name,
+        values={"C": c},
+        cycles=cycles,
+        parts=parts,
+        counters={"ops": program.ops, "bytes_used": a.nbytes + b.nbytes + c.nbytes, **counts},
+        stream=tuple(stream),
+    )
 
 
 BUFFERS = 2

@@ -1,7 +1,8 @@
-"""Machines that multiply matrices, and what they must make of elementwise work.
+"""Two machines that multiply matrices: the cube unit and the systolic array.
 
-The cube unit: one instruction, one block of a matrix product per cycle. The systolic array: one
-step of every value per cycle. And the matmul that an elementwise kernel is for either.
+The cube unit multiplies one block, such as 16 x 16 by 16 x 16, per cycle. In the systolic array
+values move one element further in each cycle. `as_matmul` writes an elementwise kernel as a matrix
+product, since neither machine can do anything else.
 """
 
 from collections.abc import Callable
@@ -89,8 +90,7 @@ def cube_matmul(machine: Cube, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     return product_run(machine.name, program, inputs, timed, stream, **counts)
 
 
-# A weight-stationary systolic array: values that really move, one step per cycle.
-#
+# -- a weight-stationary systolic array: values move one element further per cycle ----------------
 # Element (r, c) of the array keeps one weight B[r, c]. Row r of the array receives A[m, r] at cycle
 # m + r; values travel right, partial sums travel down, and C[m, c] leaves the bottom of column c at
 # cycle m + (R - 1) + c. A tile of M rows therefore takes M + R + C - 2 cycles, and R more to load
@@ -120,18 +120,18 @@ def array_cycles(machine: Systolic, program: pr.Matmul) -> int:
 def systolic_matmul(machine: Systolic, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Time C = A B in whole weight tiles; `frames` moves every value of a small one."""
     tiles = -(-program.k // machine.rows) * -(-program.n // machine.columns)
-    cut = blocking(program, *item_bytes(inputs), machine.local_bytes)
-    bytes_moved = cut.bytes_in + cut.bytes_out
+    tiling = blocking(program, *item_bytes(inputs), machine.local_bytes)
+    bytes_moved = tiling.bytes_in + tiling.bytes_out
     latency = machine.port.latency_cycles
     busy = tiles * program.m
-    inside = array_cycles(machine, program)
+    array_time = array_cycles(machine, program)
     move = pr.whole(bytes_moved / machine.port.rate_bytes_per_cycle)
-    parts = pr.Breakdown(busy, move, inside - busy + latency)
+    parts = pr.Breakdown(busy, move, array_time - busy + latency)
     stream = (
         pr.Line(f"load weights {machine.rows}x{machine.columns}", tiles),
         pr.Line("stream rows of A", busy),
     )
-    timed = max(inside, move) + latency, parts
+    timed = (max(array_time, move) + latency, parts)
     counts = {"instructions": 2 * tiles, "bytes_moved": bytes_moved}
     return product_run(machine.name, program, inputs, timed, stream, **counts)
 
@@ -146,21 +146,23 @@ def advance(
     values, sums = state
     rows = weights.shape[-2]
     length = streams.shape[-2]
-    at = step - np.arange(rows)
-    inside = (at >= 0) & (at < length)
-    entering = np.where(inside, streams[..., np.clip(at, 0, length - 1), np.arange(rows)], 0)
-    moved = np.empty_like(values)
-    moved[..., 1:] = values[..., :-1]
-    moved[..., 0] = entering
-    down = np.zeros_like(sums)
-    down[..., 1:, :] = sums[..., :-1, :]
-    return moved, down + moved * weights
+    entering_row = step - np.arange(rows)
+    inside = (entering_row >= 0) & (entering_row < length)
+    entering = np.where(
+        inside, streams[..., np.clip(entering_row, 0, length - 1), np.arange(rows)], 0
+    )
+    moved_values = np.empty_like(values)
+    moved_values[..., 1:] = values[..., :-1]
+    moved_values[..., 0] = entering
+    moved_sums = np.zeros_like(sums)
+    moved_sums[..., 1:, :] = sums[..., :-1, :]
+    return moved_values, moved_sums + moved_values * weights
 
 
 def frames(a: pr.Array, b: pr.Array) -> list[tuple[pr.Array, pr.Array]]:
     """Return the state of an array as large as B after each cycle, for small A and B (a figure)."""
     rows, columns = b.shape
-    state = (np.zeros((rows, columns)),) * 2
+    state = (np.zeros((rows, columns)), np.zeros((rows, columns)))
     result = []
     for step in range(a.shape[0] + rows + columns - 2):
         state = advance(state, b.astype(float), a.astype(float), step)
@@ -168,8 +170,7 @@ def frames(a: pr.Array, b: pr.Array) -> list[tuple[pr.Array, pr.Array]]:
     return result
 
 
-# Elementwise work as a matmul: what a machine that can only multiply matrices must do with it.
-#
+# -- elementwise work as a matrix product ---------------------------------------------------------
 # If every output is a sum of inputs times numbers, out = c1*x1 + c2*x2 + ..., it is the product of
 # a small matrix of numbers with the stacked inputs. With the elements folded into r rows,
 #
@@ -206,22 +207,24 @@ def matrix_kernel(machine: Cube | Systolic, kernel: pr.Kernel, inputs: pr.Arrays
     a, b = as_matmul(kernel, inputs, machine.fold, machine.name)
     last = kernel.body[-1]
     dtype = b.dtype
-    turned = isinstance(machine, Systolic) and not isinstance(last, pr.Total)
-    if turned:
+    is_transposed = isinstance(machine, Systolic) and not isinstance(last, pr.Total)
+    if is_transposed:
         a, b = b.T, a.T
     shape = pr.Matmul(a.shape[0], a.shape[1], b.shape[1], kernel.name)
     multiply: Callable[..., pr.Run] = (
         systolic_matmul if isinstance(machine, Systolic) else cube_matmul
     )
     run = multiply(machine, shape, {"A": a, "B": b})
-    c = run.values["C"].T if turned else run.values["C"]
+    c = run.values["C"].T if is_transposed else run.values["C"]
     flat = c.astype(dtype).ravel()[: 1 if isinstance(last, pr.Total) else kernel.n]
-    used = flat.nbytes + sum(x.nbytes for x in map(np.asarray, inputs.values()) if x.ndim)
-    counts = {**run.counters, "ops": kernel.ops, "bytes_used": used}
+    arrays = [np.asarray(value) for value in inputs.values()]
+    bytes_used = flat.nbytes + sum(array.nbytes for array in arrays if array.ndim)
+    counts = {**run.counters, "ops": kernel.ops, "bytes_used": bytes_used}
     return replace(run, values={kernel_total(kernel): flat}, counters=counts)
 
 
 def _linear_form(kernel: pr.Kernel, inputs: pr.Arrays, machine: str) -> Form:
+    """Return the result of a kernel as a sum of arrays times numbers, or raise `MachineError`."""
     regs: dict[str, Form] = {name: {"": float(inputs[name])} for name in kernel.params}
     for instr in kernel.body[:-1]:
         if isinstance(instr, pr.Load) and (instr.stride, instr.index) == (1, ""):
@@ -253,4 +256,5 @@ def _combine(forms: list[Form]) -> Form | None:
 
 
 def _plus(left: Form, right: Form) -> Form:
+    """Return the form of a sum."""
     return {name: left.get(name, 0.0) + right.get(name, 0.0) for name in {**left, **right}}

@@ -96,9 +96,13 @@ class Kernel:
     @property
     def ops(self) -> int:
         """Arithmetic operations for n elements if every element took every side of a branch."""
-        body = walk(self.body)
-        each = (OPS[i.op].ops if isinstance(i, Arith) else isinstance(i, Total) for i in body)
-        return sum(each) * self.n
+        ops_per_element = 0
+        for instr in walk(self.body):
+            if isinstance(instr, Arith):
+                ops_per_element += OPS[instr.op].ops
+            elif isinstance(instr, Total):
+                ops_per_element += 1
+        return ops_per_element * self.n
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The roofline, one roof per memory level, and programs as dots under each roof.
+"""Rooflines with one roof per memory level, under which programs are dots.
 
 A program that does `ops` operations and moves `bytes` through a level cannot be faster than
 
@@ -67,9 +67,8 @@ def binding_level(dot: Dot, peak_ops_per_s: float, levels: Sequence[Level]) -> t
     return name, roofs[name]
 
 
-# A simulated launch under one roofline per memory level, from the bytes it counted itself.
-#
-# Levels are named by their wires: "L1→L0" fills L0A and L0B, "L2→L1" fills L1, "memory→L2" is
+# -- a simulated launch under one roofline per memory level ---------------------------------------
+# Levels are named by their connections: "L1→L0" fills L0A and L0B, "L2→L1" fills L1, "memory→L2" is
 # device memory, both directions. For each of them  time >= bytes / rate, and time >= ops / peak.
 INTO_L0 = "L1→L0"
 INTO_L1 = "L2→L1"
@@ -79,10 +78,12 @@ L0_PATHS = (("L1", "L0A"), ("L1", "L0B"))
 
 def level_dot(name: str, timeline: Timeline) -> Dot:
     """Return the launch as a dot: its cube operations, its bytes across each level, its time."""
-    moved = timeline.path_bytes
-    into_l0 = sum(moved.get(path, 0) for path in L0_PATHS)
-    levels = {INTO_L0: into_l0, INTO_L1: moved.get(("GM", "L1"), 0), INTO_L2: timeline.memory_bytes}
-    return Dot(name, 2.0 * timeline.macs, levels, timeline.time_s)
+    bytes_of_level = {
+        INTO_L0: sum(timeline.path_bytes.get(path, 0) for path in L0_PATHS),
+        INTO_L1: timeline.path_bytes.get(("GM", "L1"), 0),
+        INTO_L2: timeline.memory_bytes,
+    }
+    return Dot(name, 2.0 * timeline.macs, bytes_of_level, timeline.time_s)
 
 
 def levels_of(timeline: Timeline) -> tuple[Level, Level, Level]:
@@ -91,10 +92,10 @@ def levels_of(timeline: Timeline) -> tuple[Level, Level, Level]:
     rate into L0 = bytes / sum(bytes_path / rate_path), since A and B take turns on one pipe;
     rate into L1 = n * min(port, L2 / n); rate into L2 = the rate of device memory.
     """
-    moved = [timeline.path_bytes.get(path, 0) for path in L0_PATHS]
-    if not sum(moved):
+    moved_bytes = [timeline.path_bytes.get(path, 0) for path in L0_PATHS]
+    if not sum(moved_bytes):
         raise MachineError("a launch that fills L0", timeline.name, "take a matmul or convolution")
-    return chip_levels(timeline.chip, timeline.core_count, moved[0] / sum(moved))
+    return chip_levels(timeline.chip, timeline.core_count, moved_bytes[0] / sum(moved_bytes))
 
 
 def chip_levels(chip: Chip, cores: int = 0, share_of_a: float = 0.5) -> tuple[Level, Level, Level]:
@@ -115,7 +116,7 @@ def chip_levels(chip: Chip, cores: int = 0, share_of_a: float = 0.5) -> tuple[Le
 
 
 def energy_parts(timeline: Timeline) -> dict[str, float]:
-    """Return pJ per multiply-accumulate by place: cube, each level, and what C pays to leave.
+    """Return pJ per multiply-accumulate by place: cube, each level, and moving C out.
 
     A byte between GM and a core pays for its path and for L2, a byte of device memory for that.
     """
@@ -123,23 +124,23 @@ def energy_parts(timeline: Timeline) -> dict[str, float]:
     if not timeline.macs:
         raise MachineError("a launch that multiplies", timeline.name, "take a matmul")
     l2 = chip.l2.energy_pj_per_byte
-    spent = {
-        path: n * (chip.paths[path].energy_pj_per_byte + l2 * ("GM" in path))
-        for path, n in timeline.path_bytes.items()
-    }
+    energy_of_path = {}
+    for path, path_bytes in timeline.path_bytes.items():
+        pj_per_byte = chip.paths[path].energy_pj_per_byte
+        if "GM" in path:
+            pj_per_byte += l2
+        energy_of_path[path] = path_bytes * pj_per_byte
     totals = {
         "cube": timeline.macs * chip.mac_energy_pj[timeline.dtype],
-        INTO_L0: sum(spent.pop(path, 0.0) for path in L0_PATHS),
-        INTO_L1: spent.pop(("GM", "L1"), 0.0),
+        INTO_L0: sum(energy_of_path.pop(path, 0.0) for path in L0_PATHS),
+        INTO_L1: energy_of_path.pop(("GM", "L1"), 0.0),
         INTO_L2: timeline.memory_bytes * chip.device_memory.energy_pj_per_byte,
-        "C out": sum(spent.values()),
+        "C out": sum(energy_of_path.values()),
     }
     return {place: total / timeline.macs for place, total in totals.items()}
 
 
-# Numbers of real machines, each with its source and trust, and machines built from them.
-#
-# The numbers live in `facts.toml`, read when first asked for.
+# -- numbers of real machines, each with its source and trust, from `facts.toml` ------------------
 @dataclass(frozen=True, slots=True)
 class Efficiency:
     """Peak operations per second and watt of one kind of unit; None where no source says.
@@ -167,6 +168,7 @@ class Efficiency:
 
 @cache
 def _data() -> dict[str, Any]:
+    """Return the contents of `facts.toml`, which is read once."""
     file = resources.files("ascend_lab").joinpath("lab", "machines", "facts.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
@@ -195,14 +197,21 @@ def tops_per_watt() -> tuple[Efficiency, ...]:
     rows = []
     for entry in _data()["efficiency"]:
         machine = entry["machine"]
-        what = (entry["kind"], entry["format"])
         facts = facts_of(machine)
-        title = _data()["machine"][machine]["title"]
-        peak, power = (facts.get(key) for key in (entry["peak"], "power_w"))
-        used = [f for f in (peak, power) if f]
+        peak = facts.get(entry["peak"])
+        power = facts.get("power_w")
+        stated = [fact for fact in (peak, power) if fact]
         rank = get_args(model.Trust).index
-        trust: model.Trust = max((f.trust for f in used), key=rank, default="published")
-        values = peak.value if peak else None, power.value if power else None
-        sources = tuple(f.source for f in used)
-        rows.append(Efficiency(machine, title, *what, *values, sources, trust))
+        weakest: model.Trust = max((f.trust for f in stated), key=rank, default="published")
+        row = Efficiency(
+            machine=machine,
+            title=_data()["machine"][machine]["title"],
+            kind=entry["kind"],
+            number_format=entry["format"],
+            peak_tops=peak.value if peak else None,
+            power_w=power.value if power else None,
+            sources=tuple(fact.source for fact in stated),
+            trust=weakest,
+        )
+        rows.append(row)
     return tuple(rows)

@@ -1,4 +1,8 @@
-"""SISD, one instruction, one element: an in-order core with a cache. And SIMD, many elements."""
+"""Two machines of the chapter on parallel hardware: a scalar core (SISD) and a vector unit (SIMD).
+
+The scalar core issues one instruction for one element, in order, and has a cache. The vector unit
+works on many elements an instruction, with repeats and masks, on a local buffer that copies fill.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,19 +39,28 @@ def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.R
     """Execute the loop one element at a time; nothing overlaps, so cycles are the sum of parts."""
     trace = ln.execute(kernel, inputs, 1, machine.port, _timing(machine))
     values = dict(trace.values)
-    loop = machine.loop_instructions * kernel.n
+    loop_instructions = machine.loop_instructions * kernel.n
     stalls = int(trace.stalls.sum())
     if trace.summand is not None:
         first_to_last = trace.summand[:, 0]  # every step rounds in the format of the values
         values[kernel_total(kernel)][0] = np.cumsum(first_to_last, dtype=first_to_last.dtype)[-1]
         per_element = int(trace.slots[0] + trace.stalls[0]) + machine.loop_instructions
         stalls += kernel.n * max(0, machine.arith_cycles - per_element)
-    work = trace.count("groups") + loop, stalls, *cache_lines(trace)
-    timed, counts = _timed(machine, *work)
-    counts |= {what: trace.count(what) for what in ("ops", "bytes_used")}
+    lines_read, lines_written = cache_lines(trace)
+    instructions = trace.count("groups") + loop_instructions
+    (cycles, parts), counts = _timed(machine, instructions, stalls, lines_read, lines_written)
+    counts["ops"] = trace.count("ops")
+    counts["bytes_used"] = trace.count("bytes_used")
     lines = (pr.Line(issue.text, issue.groups) for issue in trace.issues)
-    stream = *lines, pr.Line("next i, jump", loop)
-    return pr.Run(machine.name, kernel.name, values, *timed, counts, stream)
+    return pr.Run(
+        machine=machine.name,
+        program=kernel.name,
+        values=values,
+        cycles=cycles,
+        parts=parts,
+        counters=counts,
+        stream=(*lines, pr.Line("next i, jump", loop_instructions)),
+    )
 
 
 def scalar_matmul(machine: Scalar, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
@@ -55,14 +68,21 @@ def scalar_matmul(machine: Scalar, program: pr.Matmul, inputs: pr.Arrays) -> pr.
     steps = program.m * program.k * program.n
     results = program.m * program.n
     body = pr.Load("a", "A"), pr.Load("b", "B"), pr.Arith("c", "mad", ("a", "b", 0.0))
-    one = np.ones(1, np.float32)
+    one_element = np.ones(1, np.float32)
     inner = pr.Kernel("inner", 1, body)
-    trace = ln.execute(inner, {"A": one, "B": one}, 1, machine.port, _timing(machine))
+    trace = ln.execute(
+        inner, {"A": one_element, "B": one_element}, 1, machine.port, _timing(machine)
+    )
     slots = int(trace.slots[0]) + machine.loop_instructions
-    cut = ln.blocking(program, *ln.item_bytes(inputs), machine.local_bytes)
-    lines = (-(-size // machine.port.line_bytes) for size in (cut.bytes_in, cut.bytes_out))
-    work = slots * steps + results, int(trace.stalls[0]) * steps, *lines
-    timed, counts = _timed(machine, *work)
+    tiling = ln.blocking(program, *ln.item_bytes(inputs), machine.local_bytes)
+    line_bytes = machine.port.line_bytes
+    timed, counts = _timed(
+        machine,
+        instructions=slots * steps + results,
+        stalls=int(trace.stalls[0]) * steps,
+        lines_in=-(-tiling.bytes_in // line_bytes),
+        lines_out=-(-tiling.bytes_out // line_bytes),
+    )
     stream = [pr.Line(issue.text, steps) for issue in trace.issues]
     stream.append(pr.Line("next k, jump", machine.loop_instructions * steps))
     stream.append(pr.Line("st C[i,j], c", results))
@@ -74,8 +94,8 @@ def cache_lines(trace: ln.Trace) -> tuple[int, int]:
     lines = {"load": dict[str, int](), "store": dict[str, int]()}
     for issue in trace.issues:
         if issue.kind in lines:
-            known = lines[issue.kind]
-            known[issue.array] = max(known.get(issue.array, 0), issue.lines)
+            lines_of_array = lines[issue.kind]
+            lines_of_array[issue.array] = max(lines_of_array.get(issue.array, 0), issue.lines)
     return sum(lines["load"].values()), sum(lines["store"].values())
 
 
@@ -85,6 +105,7 @@ def kernel_total(kernel: pr.Kernel) -> str:
 
 
 def _timing(machine: Scalar) -> ln.Timing:
+    """Return the latencies of the core, which counts the cache lines it touches."""
     return ln.Timing(machine.arith_cycles, machine.load_cycles, cache_bytes=machine.port.line_bytes)
 
 
@@ -100,8 +121,7 @@ def _timed(
     return (parts.total, parts), {"instructions": instructions, "bytes_moved": bytes_moved}
 
 
-# One vector instruction: an operation, a mask, a repeat count and a stride, on a local buffer.
-#
+# -- one vector instruction: an operation, a mask, a repeat count and a stride --------------------
 # One repeat works on up to 256 bytes, 8 blocks of 32 bytes; `mask` switches off lanes at its end;
 # the next repeat starts `stride_blocks` blocks further on; one instruction repeats at most 255
 # times (Ascend C documentation, vector instructions).
@@ -124,7 +144,7 @@ class VectorOp:
 
 
 def lanes_of(dtype: np.dtype[np.generic] | str) -> int:
-    """Return how many elements of a format one repeat holds: 64 of float32, 128 of float16."""
+    """Return the number of elements in one repeat: 64 of float32, 128 of float16."""
     return REPEAT_BYTES // np.dtype(dtype).itemsize
 
 
@@ -132,7 +152,7 @@ def elements(op: VectorOp, dtype: np.dtype[np.generic]) -> pr.Array:
     """Return the element numbers an instruction touches, relative to an operand's start.
 
     Shape (repeats, mask). Raises `MachineError` for a mask, repeat count or stride that the
-    instruction has no room for.
+    instruction cannot have.
     """
     lanes = lanes_of(dtype)
     block = BLOCK_BYTES // dtype.itemsize
@@ -175,24 +195,32 @@ def run_vector(ops: Sequence[VectorOp], buffer: pr.Array) -> pr.Array:
 def plain_ops(
     op: str, n: int, dst: int, a: int, b: int, dtype: np.dtype[np.generic] | str
 ) -> list[VectorOp]:
-    """Return the usual cover of n elements: full repeats, 255 at most, then one masked tail."""
+    """Return instructions for n elements: up to 255 full repeats each, then one masked tail.
+
+    1,000 elements of float32 are 15 repeats of 64, and one with a mask of 40.
+    """
     lanes = lanes_of(dtype)
-    full, tail = divmod(n, lanes)
-    pieces = [(s, lanes, min(MAX_REPEATS, full - s)) for s in range(0, full, MAX_REPEATS)]
-    pieces += [(full, tail, 1)] * bool(tail)
-    return [
-        VectorOp(op, dst + n * lanes, a + n * lanes, b + n * lanes, mask, repeats)
-        for n, mask, repeats in pieces
+    full_repeats, tail = divmod(n, lanes)
+    pieces = [  # (repeats before it, mask, repeats)
+        (first, lanes, min(MAX_REPEATS, full_repeats - first))
+        for first in range(0, full_repeats, MAX_REPEATS)
     ]
+    if tail:
+        pieces.append((full_repeats, tail, 1))
+    ops = []
+    for first, mask, repeats in pieces:
+        offset = first * lanes
+        ops.append(VectorOp(op, dst + offset, a + offset, b + offset, mask, repeats))
+    return ops
 
 
 def instruction_count(n: int, lanes: int) -> int:
     """Return how many instructions `plain_ops` issues for n elements, without building them."""
-    full, tail = divmod(n, lanes)
-    return -(-full // MAX_REPEATS) + (tail > 0)
+    full_repeats, tail = divmod(n, lanes)
+    return -(-full_repeats // MAX_REPEATS) + (tail > 0)
 
 
-# -- SIMD: one instruction, many elements. A vector unit with repeats and masks on a local buffer --
+# -- SIMD: a vector unit with repeats and masks on a local buffer ---------------------------------
 @dataclass(frozen=True, slots=True)
 class Simd:
     """A vector unit over a local buffer of `local_bytes`, filled and emptied by copies.
@@ -223,8 +251,8 @@ def vector_cycles(machine: Simd, ops: list[VectorOp]) -> int:
     return sum(machine.startup_cycles + machine.cycles_per_repeat * op.repeats for op in ops)
 
 
-def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
-    """Execute the kernel tile by tile in the local buffer."""
+def _refuse_gathers(machine: Simd, kernel: pr.Kernel) -> None:
+    """Raise `MachineError` for a kernel that loads by index, which copies of tiles cannot do."""
     if any(isinstance(instr, pr.Load) and instr.index for instr in pr.walk(kernel.body)):
         raise MachineError(
             f"{machine.name} copies regular tiles and has no instruction to gather by index, "
@@ -232,17 +260,28 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
             "a load with an index register",
             "sort the data first, or run it on a SIMT machine",
         )
+
+
+def _tile_of(machine: Simd, kernel: pr.Kernel, itemsize: int) -> int:
+    """Return the elements of a tile: as many whole repeats as fit in every buffer."""
+    width = machine.vector_bytes // itemsize
+    arrays = {i.array for i in pr.walk(kernel.body) if isinstance(i, pr.Load | pr.Store)}
+    buffer_elements = machine.local_bytes // (ln.BUFFERS * itemsize * len(arrays))
+    return buffer_elements // width * width
+
+
+def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
+    """Execute the kernel tile by tile in the local buffer."""
+    _refuse_gathers(machine, kernel)
     itemsize = pr.number_format(kernel, inputs).itemsize
     width = machine.vector_bytes // itemsize
     trace = ln.execute(kernel, inputs, width, machine.port, ln.Timing(1, 1, branches=False))
     values = dict(trace.values)
-    arrays = {i.array for i in pr.walk(kernel.body) if isinstance(i, pr.Load | pr.Store)}
-    room = machine.local_bytes // (ln.BUFFERS * itemsize * len(arrays))
-    tile = room // width * width  # as many whole repeats as fit in every buffer
-    full, rest = divmod(kernel.n, tile)
-    tiles = full + (rest > 0)
+    tile = _tile_of(machine, kernel, itemsize)
+    full_tiles, last_elements = divmod(kernel.n, tile)
+    tiles = full_tiles + (last_elements > 0)
     repeats = -(-kernel.n // width)
-    per_op = full * instruction_count(tile, width) + instruction_count(rest, width)
+    per_op = full_tiles * instruction_count(tile, width) + instruction_count(last_elements, width)
     vector_ops = sum(issue.kind in ("arith", "branch", "total") for issue in trace.issues)
     copies = sum(issue.kind in ("load", "store") for issue in trace.issues)
     instructions = vector_ops * per_op
@@ -260,9 +299,16 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
         "bytes_used": trace.count("bytes_used"),
         "bytes_moved": bytes_moved,
     }
-    timed = ln.tiled(machine.port, cycles, bytes_moved, tiles)
-    stream = _stream(trace, tiles, per_op)
-    return pr.Run(machine.name, kernel.name, values, *timed, counts, stream)
+    total_cycles, parts = ln.tiled(machine.port, cycles, bytes_moved, tiles)
+    return pr.Run(
+        machine=machine.name,
+        program=kernel.name,
+        values=values,
+        cycles=total_cycles,
+        parts=parts,
+        counters=counts,
+        stream=_stream(trace, tiles, per_op),
+    )
 
 
 def simd_matmul(machine: Simd, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
@@ -272,16 +318,16 @@ def simd_matmul(machine: Simd, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     rows = program.m * program.k
     instructions = rows * instruction_count(program.n, width)
     repeats = rows * -(-program.n // width)
-    cut = ln.blocking(program, in_bytes, out_bytes, machine.local_bytes // ln.BUFFERS)
-    bytes_moved = cut.bytes_in + cut.bytes_out
+    tiling = ln.blocking(program, in_bytes, out_bytes, machine.local_bytes // ln.BUFFERS)
+    bytes_moved = tiling.bytes_in + tiling.bytes_out
     cycles = instructions * machine.startup_cycles + repeats * machine.cycles_per_repeat
     stream = (
-        pr.Line("copy A, B in", cut.tiles),
+        pr.Line("copy A, B in", tiling.tiles),
         pr.Line(f"mad C[i,:], A[i,k], B[k,:] x{min(width, program.n)}", instructions),
-        pr.Line("copy C out", cut.tiles),
+        pr.Line("copy C out", tiling.tiles),
     )
-    timed = ln.tiled(machine.port, cycles, bytes_moved, cut.tiles)
-    counts = {"instructions": instructions + 3 * cut.tiles, "bytes_moved": bytes_moved}
+    timed = ln.tiled(machine.port, cycles, bytes_moved, tiling.tiles)
+    counts = {"instructions": instructions + 3 * tiling.tiles, "bytes_moved": bytes_moved}
     return ln.product_run(machine.name, program, inputs, timed, stream, **counts)
 
 
@@ -296,10 +342,12 @@ def lane_sum(values: pr.Array, active: pr.Array) -> pr.Array:
 
 
 def _stream(trace: ln.Trace, tiles: int, per_op: int) -> tuple[pr.Line, ...]:
-    ways = {"load": "in", "store": "out"}
-    return tuple(
-        pr.Line(f"copy {i.array} {ways[i.kind]}", tiles)
-        if i.kind in ways
-        else pr.Line(i.text.replace("if ", "mask "), per_op)
-        for i in trace.issues
-    )
+    """Return the lines of the listing: a copy is issued per tile, an operation `per_op` times."""
+    directions = {"load": "in", "store": "out"}
+    lines = []
+    for issue in trace.issues:
+        if issue.kind in directions:
+            lines.append(pr.Line(f"copy {issue.array} {directions[issue.kind]}", tiles))
+        else:
+            lines.append(pr.Line(issue.text.replace("if ", "mask "), per_op))
+    return tuple(lines)

@@ -1,4 +1,9 @@
-"""SIMT: one instruction per warp of threads. Divergence, coalescing, and warps that hide stalls."""
+"""The SIMT machine of the chapter on parallel hardware: one instruction for a warp of 32 threads.
+
+It counts divergence (lanes of a warp that take different sides of an `if`), coalescing (how few
+sectors of memory a warp touches), and how resident warps hide each other's stalls. `warp_parts` is
+a closed form for the time; `schedule` simulates the warps cycle by cycle.
+"""
 
 import heapq
 import math
@@ -78,8 +83,8 @@ def warp_parts(machine: Simt, load: WarpLoad, resident: int) -> tuple[int, pr.Br
     """Return the cycles of one launch with `resident` warps at a time, and its parts.
 
     Warps hide each other's stalls, so three limits hold at once: the issue slots, the bytes, and
-    the life of a warp, (slots + stalls) * warps / resident. Each is paid with one stall on top,
-    because the first warp has no one to hide behind.
+    the life of a warp, (slots + stalls) * warps / resident. The first two get the stalls of one
+    warp on top: as a launch begins, no other warp has data to work on meanwhile.
     """
     together = min(resident, load.warps)
     compute = max(load.slots / min(machine.warps_per_cycle, together), load.max_slots)
@@ -99,25 +104,39 @@ def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
         return _reduce(machine, kernel, trace)
     load = _load(machine, trace)
     resident = occupancy(machine)["all"]
-    timed = warp_parts(machine, load, resident)
+    cycles, parts = warp_parts(machine, load, resident)
     stream = (
         pr.Line("i = thread, i < n", (machine.thread_instructions - 1) * load.warps),
         *(pr.Line(issue.text, issue.groups) for issue in trace.issues),
         pr.Line("exit", load.warps),
     )
-    counts = _counts(machine, trace, load, resident)
-    return pr.Run(machine.name, kernel.name, trace.values, *timed, counts, stream)
+    return pr.Run(
+        machine=machine.name,
+        program=kernel.name,
+        values=trace.values,
+        cycles=cycles,
+        parts=parts,
+        counters=_counts(machine, trace, load, resident),
+        stream=stream,
+    )
 
 
 def _load(machine: Simt, trace: ln.Trace) -> WarpLoad:
+    """Return what the warps of an executed kernel ask for."""
     slots = trace.slots + machine.thread_instructions
     stalls = trace.stalls
-    moved = trace.count("sectors") * machine.port.sector_bytes
-    most = int(slots.max()), int(stalls.max())
-    return WarpLoad(slots.size, int(slots.sum()), int(stalls.sum()), *most, moved)
+    return WarpLoad(
+        warps=slots.size,
+        slots=int(slots.sum()),
+        stalls=int(stalls.sum()),
+        max_slots=int(slots.max()),
+        max_stalls=int(stalls.max()),
+        bytes_moved=trace.count("sectors") * machine.port.sector_bytes,
+    )
 
 
 def _counts(machine: Simt, trace: ln.Trace, load: WarpLoad, resident: int) -> dict[str, int]:
+    """Return the counters of a launch."""
     return {
         "instructions": trace.count("groups") + machine.thread_instructions * load.warps,
         "ops": trace.count("ops"),
@@ -152,7 +171,7 @@ def tree_steps(machine: Simt) -> list[tuple[int, int]]:
 
 
 def _tree_cost(machine: Simt) -> dict[str, int]:
-    """Return what one block's tree costs: per block in all, and for warp 0, which never rests."""
+    """Return what one block's tree costs: per block in all, and for warp 0, active in all steps."""
     warps = machine.threads_per_block // machine.warp_lanes
     steps = tree_steps(machine)
     return {
@@ -168,33 +187,34 @@ def _reduce(machine: Simt, kernel: pr.Kernel, trace: ln.Trace) -> pr.Run:
     assert trace.summand is not None
     threads = machine.threads_per_block
     flat = np.where(trace.active, trace.summand, trace.summand.dtype.type(0)).ravel()
-    part = np.pad(flat, (0, -flat.size % threads)).reshape(-1, threads)
-    blocks = len(part)
-    while part.shape[1] > 1:
-        half = part.shape[1] // 2
-        part = part[:, :half] + part[:, half:]
-    first = _pass_run(machine, kernel, trace, blocks)
+    partial_sums = np.pad(flat, (0, -flat.size % threads)).reshape(-1, threads)
+    blocks = len(partial_sums)
+    while partial_sums.shape[1] > 1:
+        half = partial_sums.shape[1] // 2
+        partial_sums = partial_sums[:, :half] + partial_sums[:, half:]
+    first_run = _pass_run(machine, kernel, trace, blocks)
     name = simd.kernel_total(kernel)
     if blocks == 1:
-        return replace(first, values={**trace.values, name: part[0].copy()})
-    rest = pr.Kernel(kernel.name, blocks, (pr.Load("x", "partial"), pr.Total(name, "x")))
-    return _then(first, simt_kernel(machine, rest, {"partial": part[:, 0]}))
+        return replace(first_run, values={**trace.values, name: partial_sums[0].copy()})
+    second_pass = pr.Kernel(kernel.name, blocks, (pr.Load("x", "partial"), pr.Total(name, "x")))
+    return _then(first_run, simt_kernel(machine, second_pass, {"partial": partial_sums[:, 0]}))
 
 
 def _pass_run(machine: Simt, kernel: pr.Kernel, trace: ln.Trace, blocks: int) -> pr.Run:
-    load = _load(machine, trace)
+    """Return the run of one launch: the kernel's body, then a tree of sums in each block."""
+    body_load = _load(machine, trace)
     tree = _tree_cost(machine)
     warps = blocks * machine.threads_per_block // machine.warp_lanes
     load = WarpLoad(
-        warps,
-        load.slots + blocks * tree["slots"],
-        load.stalls + warps * tree["warp_stalls"],
-        load.max_slots + tree["warp_slots"],
-        load.max_stalls + tree["warp_stalls"],
-        load.bytes_moved + blocks * machine.port.sector_bytes,
+        warps=warps,
+        slots=body_load.slots + blocks * tree["slots"],
+        stalls=body_load.stalls + warps * tree["warp_stalls"],
+        max_slots=body_load.max_slots + tree["warp_slots"],
+        max_stalls=body_load.max_stalls + tree["warp_stalls"],
+        bytes_moved=body_load.bytes_moved + blocks * machine.port.sector_bytes,
     )
     resident = occupancy(machine, trace.slots.itemsize * machine.threads_per_block)["all"]
-    timed = warp_parts(machine, load, resident)
+    cycles, parts = warp_parts(machine, load, resident)
     counts = _counts(machine, trace, load, resident)
     counts["instructions"] += blocks * tree["instructions"]
     stream = (
@@ -202,14 +222,24 @@ def _pass_run(machine: Simt, kernel: pr.Kernel, trace: ln.Trace, blocks: int) ->
         pr.Line("tree in shared memory", blocks * tree["instructions"]),
         pr.Line("st partial[block]", blocks),
     )
-    return pr.Run(machine.name, kernel.name, {}, *timed, counts, stream)
+    return pr.Run(
+        machine=machine.name,
+        program=kernel.name,
+        values={},
+        cycles=cycles,
+        parts=parts,
+        counters=counts,
+        stream=stream,
+    )
 
 
 def _then(first: pr.Run, second: pr.Run) -> pr.Run:
     """Return two launches, one after the other, as one run with the values of the second."""
-    one = first.parts
-    two = second.parts
-    parts = pr.Breakdown(one.compute + two.compute, one.move + two.move, one.wait + two.wait)
+    parts = pr.Breakdown(
+        first.parts.compute + second.parts.compute,
+        first.parts.move + second.parts.move,
+        first.parts.wait + second.parts.wait,
+    )
     counts = {key: count + second.counters[key] for key, count in first.counters.items()}
     for peak in ("resident_warps", "warps"):
         counts[peak] = max(first.counters[peak], second.counters[peak])
@@ -255,9 +285,10 @@ def _bytes(machine: Simt, program: pr.Matmul, in_bytes: int, out_bytes: int) -> 
     sector = machine.port.sector_bytes
 
     def rows_of(length: int, itemsize: int) -> int:
-        full, rest = divmod(length, TILE)
-        per_tile = -(-TILE * itemsize // sector)
-        return (full * per_tile + -(-rest * itemsize // sector)) * sector
+        """Return the bytes of a row in whole sectors, tile by tile."""
+        full_tiles, rest = divmod(length, TILE)
+        sectors_per_tile = -(-TILE * itemsize // sector)
+        return (full_tiles * sectors_per_tile + -(-rest * itemsize // sector)) * sector
 
     across = -(-program.n // TILE)
     down = -(-program.m // TILE)
@@ -266,11 +297,10 @@ def _bytes(machine: Simt, program: pr.Matmul, in_bytes: int, out_bytes: int) -> 
     return loads + program.m * rows_of(program.n, out_bytes)
 
 
-# A warp scheduler, cycle by cycle: the small truth behind the closed form of `occupancy`.
-#
+# -- a warp scheduler, cycle by cycle -------------------------------------------------------------
 # It issues one instruction per cycle and scheduler slot to the warp that has waited longest, keeps
 # a scoreboard per warp, and serves memory first come, first served. It is slow and exact; the
-# closed form is fast and a bound. Tests hold the two against each other; a figure draws this one.
+# closed form of `warp_parts` is fast and a bound. Tests compare the two; a figure draws this one.
 @dataclass(frozen=True, slots=True)
 class Step:
     """One instruction of a warp: bytes it moves, cycles until its result, steps it depends on."""
@@ -329,10 +359,10 @@ def _simulate(steps: Sequence[Step], machine: Simt, warps: int, resident: int) -
     order = warps
     issue_at = 0.0
     port_free = 0.0
-    gap = 1 / machine.warps_per_cycle
+    cycles_per_issue = 1 / machine.warps_per_cycle
     while queue:
-        can, _, warp = heapq.heappop(queue)
-        issue_at = max(issue_at, can)
+        issuable_at, _, warp = heapq.heappop(queue)
+        issue_at = max(issue_at, issuable_at)
         step = steps[position[warp]]
         start = int(issue_at)
         done = start + step.latency_cycles
@@ -342,12 +372,12 @@ def _simulate(steps: Sequence[Step], machine: Simt, warps: int, resident: int) -
         ready[warp][position[warp]] = done
         spans.append(Span(warp, step.text, start, done))
         position[warp] += 1
-        issue_at += gap
+        issue_at += cycles_per_issue
         order += 1
         if position[warp] < len(steps):
             needs = steps[position[warp]].needs
-            can = max([start + 1, *(ready[warp][need] for need in needs)])
-            heapq.heappush(queue, (can, order, warp))
+            issuable_at = max([start + 1, *(ready[warp][need] for need in needs)])
+            heapq.heappush(queue, (issuable_at, order, warp))
         elif waiting < warps:
             heapq.heappush(queue, (start + 1, order, waiting))
             waiting += 1
