@@ -44,14 +44,16 @@ def free_name(
     `taken_below` remembers for each name the first number that may be free, so that 1,000 nodes
     with one name do not search from 0. It stays right if names are added and never removed.
     """
+
+    def numbered(number: int) -> str:
+        return f"{base_name}_{number}" if number else base_name
+
     number = 0 if taken_below is None else taken_below[base_name]
-    while any(
-        (name := f"{base_name}_{number}" if number else base_name) in names for names in taken
-    ):
+    while any(numbered(number) in names for names in taken):
         number += 1
     if taken_below is not None:
         taken_below[base_name] = number
-    return name
+    return numbered(number)
 
 
 class GraphBuilder:
@@ -289,11 +291,10 @@ class Draft:
         if constant is None:
             # if the graph has an equal `expand` already, its result is used
             expansions = (n for n in self.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
-            equal_expansions = [n.output for n in expansions if n.attrs["shape"] == shape]
-            return (
-                equal_expansions
-                or [self.insert("expand", (name,), {"shape": shape}, f"{name}_whole")]
-            )[0]
+            for node in expansions:
+                if node.attrs["shape"] == shape:
+                    return node.output
+            return self.insert("expand", (name,), {"shape": shape}, f"{name}_whole")
         repeated = ir.Constant(
             replace(kind, shape=shape), lambda: np.broadcast_to(constant.array(), shape)
         )

@@ -307,14 +307,14 @@ def fuse(
 
     `start` is how kernels start there, which decides what a saved start is worth.
     """
-    on = (switches or Switches()).is_on
+    is_on = (switches or Switches()).is_on
     work = _Fuser(graph, chip, start)
     for rule in rules():
-        if on(rule.name) and (start != "queued" or not rule.needs_shared_launch):
+        if is_on(rule.name) and (start != "queued" or not rule.needs_shared_launch):
             for node in graph.nodes:
                 if node.name not in work.taken:
                     work.propose(rule.name, rule.propose(graph, node))
-    for group in automatic_groups(graph, list(work.taken)) if on(AUTOMATIC) else ():
+    for group in automatic_groups(graph, list(work.taken)) if is_on(AUTOMATIC) else ():
         work.propose(AUTOMATIC, group)
     singles = ((node,) for node in graph.nodes if node.name not in work.taken)
     groups = {group[-1].name: group for group in (*work.taken.values(), *singles)}

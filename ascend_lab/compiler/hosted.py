@@ -66,7 +66,7 @@ class Hosted:
     """The values of all tensors for the given inputs, computed on the host."""
 
     @property
-    def wanted(self) -> list[str]:
+    def tensors_read_outside(self) -> list[str]:
         """Return the tensors that other parts may read, and the outputs of the model."""
         outputs = [entry.name for entry in self.model.graph.output]
         return [*outputs, *(name for work in self.problem.works for name in work.reads)]
@@ -86,7 +86,7 @@ class Hosted:
         return {entry.name: values[entry.name] for entry in self.model.graph.output}
 
     def _values(self, part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
-        reads, writes = h.ends(part.nodes, self.wanted)
+        reads, writes = h.ends(part.nodes, self.tensors_read_outside)
         model = h.sub_model(self.model, part.nodes, reads, writes, known)
         if part.imported is not None:
             graph = part.imported.graph
@@ -138,16 +138,16 @@ class Hosted:
 
     def lines(self) -> list[str]:
         """Return lines of text: what runs off the core, why, and the time by the published rule."""
-        off = self.off_core
+        off_core = self.off_core
         title_of = {node.name: node.op_type for part in self.parts for node in part.nodes}
         off_core_lines = [
             f"{name} ({title_of[name]}) on the {engine} ({TRUST} rate): "
             f"{self.reasons.get(name, 'its neighbours are there, or a launch costs more')}"
-            for name, engine in off.items()
+            for name, engine in off_core.items()
         ]
         rule_us = self.problem.cheapest_engine().time_s * 1e6
         total_line = (
-            f"placement: {len(off)} of {len(title_of)} nodes off the core, "
+            f"placement: {len(off_core)} of {len(title_of)} nodes off the core, "
             f"{len(self.placement.copies)} copies, {self.placement.time_s * 1e6:.1f} us node by "
             f"node; the cheapest-engine rule {rule_us:.1f} us"
         )
@@ -187,8 +187,10 @@ class Hosted:
     ) -> OperatorTime:
         # the host has its own memory; on the device every byte is assumed to miss L2
         missed = 0 if engine == HOST else size
-        moved = (size, 0, 0, missed, 0.0, engine)
-        return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, seconds=seconds))
+        fields_moved = (size, 0, 0, missed, 0.0, engine)
+        return OperatorTime(
+            name, title, CpuTimeline(name, self.chip, (), *fields_moved, seconds=seconds)
+        )
 
 
 def place_model(
@@ -262,14 +264,16 @@ class _Placer:
         }
         # first the published rule, which makes parts; then the cut, with the seconds that nodes
         # take on the core inside these parts
-        rule = self._settled(Problem(works, copy_s), Problem.cheapest_engine)
-        problem = Problem(self._together(rule), copy_s)
+        rule = self._compiling_placement(Problem(works, copy_s), Problem.cheapest_engine)
+        problem = Problem(self._works_timed_in_parts(rule), copy_s)
         rule = replace(rule, problem=problem, placement=problem.placed(rule.placement.engines))
-        exact = self._settled(problem, Problem.exact)
+        exact = self._compiling_placement(problem, Problem.exact)
         # the cut minimises the sum of single nodes' times; as parts, the rule's may be faster
         return min(exact, rule, key=lambda found: found.timeline().time_s)
 
-    def _settled(self, problem: Problem, choose: Callable[[Problem], Placement]) -> Hosted:
+    def _compiling_placement(
+        self, problem: Problem, choose: Callable[[Problem], Placement]
+    ) -> Hosted:
         """Return a placement whose parts all compile: nodes that are refused leave the core."""
         while True:
             placement = choose(problem)
@@ -292,25 +296,25 @@ class _Placer:
                 name, self.chip, self.model, parts, problem, placement, self.reasons, self.values
             )
 
-    def _together(self, rule: Hosted) -> list[Work]:
+    def _works_timed_in_parts(self, rule: Hosted) -> list[Work]:
         """Return the operators; on the core, their seconds are those of the kernels in their part.
 
         An operator that runs alone pays for conversions and launches that it shares in a part. A
         kernel's seconds go to the last of its nodes, those of a conversion to the node before it.
         """
-        shares: dict[str, float] = {}
+        seconds_of_node: dict[str, float] = {}
         for part in rule.parts:
             names = [node.name for node in part.nodes] if part.compiled else []
-            shares.update(dict.fromkeys(names, 0.0))
+            seconds_of_node.update(dict.fromkeys(names, 0.0))
             last_name = names[0] if names else ""
             for op in simulate_graph(part.compiled).operators if part.compiled else ():
                 # a kernel is named after a node: `conv1_fp16` belongs to `conv1`, not to `conv`
                 matching = [name for name in names if op.name.startswith(name)]
                 last_name = max(matching, key=len, default=last_name)
-                shares[last_name] += op.time_s
-        cores = {name: {CORE: s} for name, s in shares.items()}
+                seconds_of_node[last_name] += op.time_s
+        core_seconds = {name: {CORE: s} for name, s in seconds_of_node.items()}
         return [
-            replace(work, seconds={**work.seconds, **cores.get(work.name, {})})
+            replace(work, seconds={**work.seconds, **core_seconds.get(work.name, {})})
             for work in rule.problem.works
         ]
 
@@ -319,21 +323,23 @@ class _Placer:
         moved = h.moved_bytes(node, self.values)
         seconds = {HOST: engines.HOST_OVERHEAD_S + moved / engines.HOST_RATE_BYTES_PER_S}
         names = [name for name in (*h.all_reads(node), *node.output) if name]
-        ends_of: list[Any] = [self.values.get(name) for name in names]
-        numbers = all(h.is_numbers(value) for value in ends_of)
-        branches = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not branches:
+        operands: list[Any] = [self.values.get(name) for name in names]
+        are_numbers = all(h.is_numbers(value) for value in operands)
+        has_branches = any(
+            attribute.HasField("g") or attribute.graphs for attribute in node.attribute
+        )
+        if are_numbers and self.chip.ai_cpu_rate_bytes_per_s and not has_branches:
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
-        image: Any = ends_of[0] if ends_of and h.is_numbers(ends_of[0]) else None
+        image: Any = operands[0] if operands and h.is_numbers(operands[0]) else None
         # a media unit resizes uint8 images with one or three channels
-        picture = image is not None and image.dtype == np.uint8 and image.ndim == 4
-        if node.op_type == "Resize" and self.media_rate and picture and image.shape[1] in (1, 3):
-            pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
-            busy_s = len(ends_of[0]) * pixels / self.media_rate
+        is_picture = image is not None and image.dtype == np.uint8 and image.ndim == 4
+        if node.op_type == "Resize" and self.media_rate and is_picture and image.shape[1] in (1, 3):
+            pixels = max(end.shape[2] * end.shape[3] for end in (operands[0], operands[-1]))
+            busy_s = len(operands[0]) * pixels / self.media_rate
             seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
         try:
-            for value in ends_of:
+            for value in operands:
                 kind = getattr(value, "dtype", "none or several tensors")
                 if got := beyond_32_bits(value) if h.is_numbers(value) else f"{kind}":
                     needed = f"{node.name}: tensors of numbers in at most 32 bits"

@@ -151,16 +151,7 @@ class Assigner:
             mask = "ND" if is_row_mask else "FRACTAL_NZ"
             return (*("FRACTAL_NZ",) * 3, *(mask,) * (count - 3)), "FRACTAL_NZ"
         if _on_cube(node) or node.has("pooling"):
-            # FRACTAL_Z holds weights as the cube's right operand; grouped weights are packed by
-            # lowering
-            is_dense = node.op == "conv2d" and node.attr("groups", 1) == 1
-            # weights, then a bias
-            constant_layouts = ("FRACTAL_Z" if is_dense else "ND", "ND")
-            reads_small_pixels = (
-                SMALL_PIXELS in self.names_by_layout[node.inputs[0]] and node.op == "conv2d"
-            )
-            image = SMALL_PIXELS if reads_small_pixels else "NC1HWC0"
-            return (image, *constant_layouts[: count - 1]), "NC1HWC0"
+            return self.window_layouts(node)
         out_dtype = self.graph.types[node.output].dtype
         # sums over channels of two-byte numbers stay in blocks of channels, if a kernel reads them
         sums_two_byte = node.has("channel sums") and DTYPE_BYTES[kinds[0].dtype] == 2
@@ -179,8 +170,21 @@ class Assigner:
             return self.quantised_layouts(node)
         layout = self.inherited_layout(node) if self.follow else "ND"
         # a cast from fp16 to int8 keeps blocks of 16 channels: see `TensorType`
-        reads_small_pixels = layout != "ND" and DTYPE_BYTES[out_dtype] == 1
-        return (layout,) * count, f"{layout}:16" if reads_small_pixels else layout
+        is_int8_in_blocks = layout != "ND" and DTYPE_BYTES[out_dtype] == 1
+        return (layout,) * count, f"{layout}:16" if is_int8_in_blocks else layout
+
+    def window_layouts(self, node: Node) -> tuple[Sequence[str], str]:
+        """Return the layouts that a convolution or a pooling reads and writes."""
+        # FRACTAL_Z holds weights as the cube's right operand; grouped weights are packed by
+        # lowering
+        is_dense = node.op == "conv2d" and node.attr("groups", 1) == 1
+        # weights, then a bias
+        constant_layouts = ("FRACTAL_Z" if is_dense else "ND", "ND")
+        reads_small_pixels = (
+            SMALL_PIXELS in self.names_by_layout[node.inputs[0]] and node.op == "conv2d"
+        )
+        image = SMALL_PIXELS if reads_small_pixels else "NC1HWC0"
+        return (image, *constant_layouts[: len(node.inputs) - 1]), "NC1HWC0"
 
     def quantised_layouts(self, node: Node) -> tuple[Sequence[str], str]:
         """Return the layouts that a quantise or dequantise reads and writes: its operand's layout.

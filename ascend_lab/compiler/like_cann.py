@@ -27,7 +27,7 @@ from typing import Any
 from ascend_lab.compiler.compile import Layouts, Road
 from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice
 from ascend_lab.compiler.lower.conv import conv_shape_of
-from ascend_lab.compiler.lower.matmul import is_plain, is_turned, product_job
+from ascend_lab.compiler.lower.matmul import is_plain, is_weight_gradient, product_job
 from ascend_lab.compiler.lower.piece import Piece
 from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
 from ascend_lab.compiler.switches import Switches
@@ -247,7 +247,9 @@ def tiling_of(piece: Piece, chip: Chip) -> GemmSchedule | None:
         return convolution_tiling(conv_shape_of(piece, head, piece.type(head.output).dtype), chip)
     # a transposed or batched product has no published rule
     if head.op in PRODUCTS:
-        if is_turned(head, [piece.type(name) for name in head.inputs]) or not is_plain(piece):
+        if is_weight_gradient(head, [piece.type(name) for name in head.inputs]) or not is_plain(
+            piece
+        ):
             return None
         return product_tiling(product_job(piece, chip)[0], chip)
     return None

@@ -57,11 +57,11 @@ ADVICE = {
     "GridSample": "precompute the grid and gather, or resize where it is regular",
 }
 """Advice for operators that run outside the AI core, by ONNX operator."""
-WIDE_TYPES = "export in float32 and int32: 64-bit numbers have no kernels"
-TEXT = "leave texts and lists outside: turn them into numbers before the network"
-PAYS = 1e-6
+WIDE_TYPES_ADVICE = "export in float32 and int32: 64-bit numbers have no kernels"
+TEXT_ADVICE = "leave texts and lists outside: turn them into numbers before the network"
+ROUNDING_SHARE = 1e-6
 """A rewritten model may be slower by this share of the time: sums of times are rounded."""
-PADDED = 0.25
+MIN_PADDING_SHARE = 0.25
 """The report mentions tensors whose padding is at least this share of the stored tensor."""
 
 
@@ -120,10 +120,10 @@ def migrate(
         after_s = _time_s(model, chip, dtype)
         data["time_s"] = {"before": before_s, "after": after_s}
         # passes are made for this compiler's kernels; exported, their result may be slower
-        if after_s > before_s * (1 + PAYS):
-            model = _as_it_was(model_given, feed)
+        if after_s > before_s * (1 + ROUNDING_SHARE):
+            model = _without_rewrites(model_given, feed)
             became = _verdicts(imported.graph, imported.graph, titles)
-            _say_kept(data, before_s, after_s)
+            _report_unchanged(data, before_s, after_s)
     errors = _errors(model_given, feed, model, data, imported)
     data["rows"] = _rows(became, errors, titles, model_given)
     data["totals"] = {
@@ -132,7 +132,7 @@ def migrate(
     return Migration(data, model)
 
 
-def _say_kept(data: dict[str, Any], before_s: float, after_s: float) -> None:
+def _report_unchanged(data: dict[str, Any], before_s: float, after_s: float) -> None:
     """Write in the report that the source's nodes stay, as the rewritten ones take longer."""
     data["passes"] = {}
     data["kept"] = (
@@ -150,7 +150,7 @@ def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:
         return float("inf")
 
 
-def _as_it_was(source: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
+def _without_rewrites(source: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
     """Return the source with fixed sizes, without nodes whose results nothing reads."""
     outputs = [entry.name for entry in source.graph.output]
     used = set(outputs)
@@ -165,10 +165,10 @@ def _as_it_was(source: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
     reads, _ = h.ends(live, outputs)
     reads = list(dict.fromkeys((*inputs, *reads)))
     model = h.sub_model(source, live, reads, outputs, {**h.constants_of(source), **feed})
-    return _with_ends(model, source)
+    return _with_declared_outputs(model, source)
 
 
-def _with_ends(model: ModelProto, source: ModelProto) -> ModelProto:
+def _with_declared_outputs(model: ModelProto, source: ModelProto) -> ModelProto:
     """Return a part of the source with the source's declarations of outputs."""
     del model.graph.output[:]
     model.graph.output.extend(source.graph.output)
@@ -185,12 +185,15 @@ def _indices_inside(imported: Imported) -> dict[str, Any]:
     }
 
 
-Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
+Outcomes = dict[tuple[str, str, tuple[str, ...]], list[str]]
 """Names of the model's nodes by (operator, verdict, operators that replace it)."""
 
 
 def _rows(
-    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], source: ModelProto
+    outcomes: Outcomes,
+    errors: Mapping[str, float],
+    titles: Mapping[str, NodeProto],
+    source: ModelProto,
 ) -> list[dict[str, Any]]:
     """Return a row for every operator and what it became, the worst verdict first."""
     # `VERDICTS` lists verdicts from best to worst
@@ -204,14 +207,14 @@ def _rows(
             "max_error": max((errors[name] for name in names if name in errors), default=None),
             "advice": _advice(titles[names[0]], verdict, source),
         }
-        for (op, verdict, by), names in became.items()
+        for (op, verdict, by), names in outcomes.items()
     ]
     return sorted(rows, key=lambda row: (-order[str(row["verdict"])], str(row["source_op"])))
 
 
 def _after_passes(
     imported: Imported, compiled: Compiled, data: dict[str, Any], titles: Mapping[str, NodeProto]
-) -> tuple[ModelProto, Became]:
+) -> tuple[ModelProto, Outcomes]:
     """Return the model that the passes make of a graph, and what became of the source's nodes."""
     from ascend_lab.compiler.onnx.export import export_onnx
 
@@ -228,11 +231,13 @@ def _after_passes(
                     "reason": kernel.reason,
                 }
             )
-    data["padded"] = _padded(compiled.graph)
-    return _typed(export_onnx(graph), graph, imported), _verdicts(imported.graph, graph, titles)
+    data["padded"] = _padded_tensors(compiled.graph)
+    return _with_source_types(export_onnx(graph), graph, imported), _verdicts(
+        imported.graph, graph, titles
+    )
 
 
-def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -> Became:
+def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -> Outcomes:
     """Return what nodes became in a graph and after its passes.
 
     The names of the nodes in both graphs begin with the title of the model's node.
@@ -241,21 +246,21 @@ def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -
     for ops, stage in zip(both_stages, (graph, rewritten), strict=True):
         for node in stage.nodes:
             ops[_source_of(node.name, titles)].append(node.op)
-    became: Became = defaultdict(list)
+    outcomes: Outcomes = defaultdict(list)
     for name, entry in titles.items():
         ops_before, ops_after = (ops.get(name, []) for ops in both_stages)
         # several operators are "composed"; none means that the node is constant or has no effect
         if len(ops_before) == 1:
-            verdict, by = (
+            verdict, replacements = (
                 ("direct", ops_after)
                 if ops_before == ops_after
                 else ("rewritten", ops_after or ["fused"])
             )
         else:
             verdict = "composed" if ops_before else "folded"
-            by = ops_before
-        became[entry.op_type, verdict, tuple(dict.fromkeys(by))].append(name)
-    return became
+            replacements = ops_before
+        outcomes[entry.op_type, verdict, tuple(dict.fromkeys(replacements))].append(name)
+    return outcomes
 
 
 def _source_of(name: str, titles: Mapping[str, NodeProto]) -> str:
@@ -275,14 +280,14 @@ def _placed(
     dtype: str,
     data: dict[str, Any],
     error: AscendLabError,
-) -> tuple[ModelProto | None, Became]:
+) -> tuple[ModelProto | None, Outcomes]:
     """Return the source's nodes on chip and host as a model, and what became of each node.
 
     The model is None if a node runs nowhere. `error` says why no single graph holds the model.
     """
     from onnx import defs
 
-    became: Became = defaultdict(list)
+    became: Outcomes = defaultdict(list)
     try:
         hosted = place_model(source, chip, inputs=feed, dtype=dtype)
     except UnsupportedError as refusal:
@@ -301,7 +306,7 @@ def _placed(
             graph = placed_part.imported.graph
             for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], titles).items():
                 became[key] += names
-            data["padded"] += _padded(placed_part.compiled.graph)
+            data["padded"] += _padded_tensors(placed_part.compiled.graph)
     for name, engine in hosted.off_core.items():
         op = placed_nodes[name].op_type
         became[op, "host", (engine,)].append(name)
@@ -317,10 +322,10 @@ def _placed(
     constants = {name for name in hosted.values if name not in written and name not in inputs}
     reads = [*inputs, *constants]
     model = h.sub_model(source, [*placed_nodes.values()], reads, names, hosted.values, constants)
-    return _with_ends(model, source), became
+    return _with_declared_outputs(model, source), became
 
 
-def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
+def _with_source_types(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
     """Return a model whose inputs and outputs have the names and types of the source's."""
     import onnx
 
@@ -394,19 +399,21 @@ def _error(migrated: Any, source: Any) -> float:
     """
     if not h.is_numbers(source):
         return 0.0 if np.array_equal(np.asarray(migrated), np.asarray(source)) else float("inf")
-    got, expected = (np.asarray(array).astype(np.float64) for array in (migrated, source))
+    migrated_values, source_values = (
+        np.asarray(array).astype(np.float64) for array in (migrated, source)
+    )
     # a wrong shape is a wrong result, whatever the numbers
-    if got.shape != expected.shape:
+    if migrated_values.shape != source_values.shape:
         return float("inf")
-    finite = np.isfinite(got) & np.isfinite(expected)
-    if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
+    finite = np.isfinite(migrated_values) & np.isfinite(source_values)
+    if not np.array_equal(migrated_values[~finite], source_values[~finite], equal_nan=True):
         return float("inf")
     # errors are shares of the largest number: fp16 has 11 bits, about 0.0005 of it
-    scale = float(np.abs(expected[finite]).max(initial=0.0)) or 1.0
-    return float(np.abs(got[finite] - expected[finite]).max(initial=0.0)) / scale
+    scale = float(np.abs(source_values[finite]).max(initial=0.0)) or 1.0
+    return float(np.abs(migrated_values[finite] - source_values[finite]).max(initial=0.0)) / scale
 
 
-def _padded(graph: Graph) -> list[dict[str, Any]]:
+def _padded_tensors(graph: Graph) -> list[dict[str, Any]]:
     """Return the tensors that are stored with much padding, and which sizes to raise.
 
     A tensor of 3 channels in blocks of 16 is stored with 81 % zeros: use 16 channels.
@@ -416,20 +423,20 @@ def _padded(graph: Graph) -> list[dict[str, Any]]:
         kind = graph.types[node.output]
         stored = int(np.prod(kind.stored_shape))
         zeros = 1 - kind.elements / stored if stored else 0.0
-        if zeros >= PADDED and node.op != "trans_data":
+        if zeros >= MIN_PADDING_SHARE and node.op != "trans_data":
             # a matrix pads rows and columns to 16, an image its channels
-            fractal = kind.layout == "FRACTAL_NZ"
-            names = ("rows", "columns") if fractal else ("channels",)
-            sizes = zip(names, kind.shape[-2:] if fractal else kind.shape[1:2], strict=False)
-            short = [name for name, size in sizes if size % 16]
-            note = ": a larger batch has more" if short == ["rows"] else ""
+            in_fractals = kind.layout == "FRACTAL_NZ"
+            axes = ("rows", "columns") if in_fractals else ("channels",)
+            sizes = zip(axes, kind.shape[-2:] if in_fractals else kind.shape[1:2], strict=False)
+            ragged_axes = [name for name, size in sizes if size % 16]
+            note = ": a larger batch has more" if ragged_axes == ["rows"] else ""
             rows.append(
                 {
                     "tensor": node.output,
                     "shape": list(kind.shape),
                     "layout": kind.layout,
                     "zeros": zeros,
-                    "advice": f"use {' and '.join(short or names)} in multiples of 16{note}",
+                    "advice": f"use {' and '.join(ragged_axes or axes)} in multiples of 16{note}",
                 }
             )
     return rows
@@ -447,9 +454,9 @@ def _advice(node: NodeProto, verdict: str, source: ModelProto) -> str:
     kinds = Counter(e.type.tensor_type.elem_type for e in entries if e.name in ends)
     # texts and lists have no tensors: no chip computes them
     if TensorProto.STRING in kinds or "Sequence" in node.op_type or "String" in node.op_type:
-        return TEXT
+        return TEXT_ADVICE
     if {TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.INT64} & kinds.keys():
-        return ADVICE.get(node.op_type, WIDE_TYPES)
+        return ADVICE.get(node.op_type, WIDE_TYPES_ADVICE)
     return ADVICE.get(node.op_type, "keep it at the ends of the network: each change costs copies")
 
 

@@ -259,7 +259,11 @@ def _start_of_kernels(compiled: Compiled, first: Start) -> dict[str, Start]:
         units = last_units if scope is None else sim.units_of(kernel, compiled.chip)
         # two types of cores in each of the two kernels: 2 + 2
         kind_count = len(units) + len(last_units)
-        barrier: Start = "both" if kind_count > 3 else "across" if units != last_units else "inside"
+        barrier: Start = "inside"
+        if kind_count > 3:
+            barrier = "both"
+        elif units != last_units:
+            barrier = "across"
         starts[task.name] = barrier if scope is not None and scope == last_scope else start
         start = "queued"
         last_scope = scope

@@ -34,7 +34,7 @@ def pack_cpsat(
     unit = _common_unit_bytes(filled)
     rows = capacity_bytes // unit
     times = sorted({t for _, r in rectangles for t in (r.lower, r.upper)})
-    section = {t: k for k, t in enumerate(times)}
+    section_of = {t: k for k, t in enumerate(times)}
     model = cp_model.CpModel()
     starts = _start_variables(model, filled, rows, unit)
     if starts is None:
@@ -45,15 +45,15 @@ def pack_cpsat(
     for number, (b, r) in enumerate(rectangles):
         name = f"{b.id} {number}"
         size = r.size_bytes // unit
-        width = section[r.upper] - section[r.lower]
+        width = section_of[r.upper] - section_of[r.lower]
         begin = starts[b.id] + r.first // unit
         spans.append(model.new_fixed_size_interval_var(begin, size, f"{name} space"))
-        lives.append(model.new_fixed_size_interval_var(section[r.lower], width, f"{name} time"))
+        lives.append(model.new_fixed_size_interval_var(section_of[r.lower], width, f"{name} time"))
         widths.append(width)
     model.add_no_overlap_2d(spans, lives)
     # at no address are the lifetimes together longer than the total time: this follows from the
     # line above, but the solver is far slower without it
-    model.add_cumulative(spans, widths, len(section) - 1)
+    model.add_cumulative(spans, widths, len(section_of) - 1)
     solver = cp_model.CpSolver()
     # several threads would race, and the plan would differ from run to run
     solver.parameters.num_workers = 1
@@ -80,10 +80,12 @@ def _start_variables(
         size = b.size_bytes // unit
         step = max(b.alignment_bytes // unit, 1)
         last_step = (rows - size) // step
-        fixed = None if b.offset is None else b.offset // unit // step
-        if size > rows or (fixed is not None and fixed > last_step):
+        given_step = None if b.offset is None else b.offset // unit // step
+        if size > rows or (given_step is not None and given_step > last_step):
             return None
-        steps = model.new_int_var(fixed or 0, last_step if fixed is None else fixed, f"{b.id}")
+        steps = model.new_int_var(
+            given_step or 0, last_step if given_step is None else given_step, f"{b.id}"
+        )
         starts[b.id] = steps * step
     return starts
 
@@ -98,5 +100,5 @@ def _common_unit_bytes(buffers: Sequence[Buffer]) -> int:
     for b in buffers:
         windows = [bound for r in b.rectangles for bound in (r.first, r.last)]
         unit = math.gcd(unit, b.size_bytes, b.offset or 0, *windows)
-    asked = [b.alignment_bytes for b in buffers if b.alignment_bytes > 1]
-    return math.gcd(unit, *asked)
+    alignments = [b.alignment_bytes for b in buffers if b.alignment_bytes > 1]
+    return math.gcd(unit, *alignments)

@@ -218,11 +218,11 @@ def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
 def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, tuple[int, int]]:
     """Return (address, bytes) of every tensor: activations at `offsets`, then constants."""
     places = {str(b.id): (offsets[b.id], b.size_bytes) for b in buffers_of(compiled)}
-    end_address = max((address + size for address, size in places.values()), default=0)
+    next_address = max((address + size for address, size in places.values()), default=0)
     for name, size in constant_bytes(compiled).items():
-        end_address = memory.aligned(end_address, ALIGNMENT_BYTES)
-        places[name] = (end_address, size)
-        end_address += size
+        next_address = memory.aligned(next_address, ALIGNMENT_BYTES)
+        places[name] = (next_address, size)
+        next_address += size
     for name, alias in aliases_of(compiled).items():
         if alias.owner in places:
             address = places[alias.owner][0] + alias.offset_bytes

@@ -83,9 +83,12 @@ class CpuTimeline(sim.KernelTimeline):
     @property
     def launch_cycles(self) -> int:
         """Cycles until the AI CPU starts; 0 for AIPP, the core's image loader."""
-        # AIPP, the loader of images, is part of the core: no launch
-        launch_s = self.chip.ai_cpu_overhead_s * (self.engine == AI_CPU)
-        return round((self.seconds[0] if self.seconds else launch_s) * self.chip.clock_hz)
+        launch_s = 0.0  # of AIPP, which is part of the core
+        if self.seconds is not None:
+            launch_s = self.seconds[0]
+        elif self.engine == AI_CPU:
+            launch_s = self.chip.ai_cpu_overhead_s
+        return round(launch_s * self.chip.clock_hz)
 
     @property
     def busy_cycles(self) -> Mapping[str, int]:
@@ -136,7 +139,7 @@ def on_ai_cpu(piece: Piece, chip: Chip, error: errors.AscendLabError) -> Lowered
         )
         for names in (piece.graph.inputs, piece.graph.outputs)
     )
-    factors = 0
+    factor_bytes = 0
     if is_int32_product:  # both factors of all multiplications
         x, weight = (types[name] for name in node.inputs[:2])
         # multiplications per result: Ci * Kh * Kw of a convolution, K of a product
@@ -144,9 +147,17 @@ def on_ai_cpu(piece: Piece, chip: Chip, error: errors.AscendLabError) -> Lowered
         if node.op in PRODUCTS:
             depth = x.shape[-2 if node.attr("trans_a", False) else -1]
         pair_bytes = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
-        factors = piece.output.elements * depth * pair_bytes
-    title = f"{node.op} on the {engine}"
-    return Lowered(CpuKernel(title, (), reads, writes, factors, str(error), engine))
+        factor_bytes = piece.output.elements * depth * pair_bytes
+    kernel = CpuKernel(
+        f"{node.op} on the {engine}",
+        (),
+        reads=reads,
+        writes=writes,
+        factor_bytes=factor_bytes,
+        reason=str(error),
+        engine=engine,
+    )
+    return Lowered(kernel)
 
 
 def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) -> CpuTimeline:
@@ -163,10 +174,18 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
     )
     hit_bytes = sum(b.size_bytes * outcome.hits.get(b.name, 0.0) for b in kernel.reads)
     # hits stay inside the chip; dirty lines that the tensors evict go to memory
-    from_memory = read_bytes - round(hit_bytes) + outcome.write_back_bytes
-    hit_rate = hit_bytes / read_bytes if read_bytes else 0.0
-    traffic = (read_bytes, written_bytes, kernel.factor_bytes, from_memory)
-    return CpuTimeline(kernel.name, chip, (), *traffic, hit_rate, kernel.engine)
+    memory_bytes = read_bytes - round(hit_bytes) + outcome.write_back_bytes
+    return CpuTimeline(
+        kernel.name,
+        chip,
+        (),
+        read_bytes=read_bytes,
+        written_bytes=written_bytes,
+        factor_bytes=kernel.factor_bytes,
+        memory_bytes=memory_bytes,
+        l2_hit_rate=hit_bytes / read_bytes if read_bytes else 0.0,
+        engine=kernel.engine,
+    )
 
 
 # -- tasks in order --------------------------------------------------------------------------------

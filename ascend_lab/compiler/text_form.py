@@ -117,11 +117,14 @@ class _LineReader:
             return np.asarray(self.data[name])
         if expression.startswith("["):
             return np.array(json.loads(expression)).astype(kind).reshape(shape)
+        # "seeded(7, 0.1)": the kind of data, and the numbers (7, 0.1)
         kind_name, _, arguments = expression.partition("(")
         numbers = ast.literal_eval(f"({arguments.removesuffix(')')},)")
-        return (
-            ir.Fill(*numbers) if kind_name == "fill" else {"seeded": ir.Seeded}[kind_name](*numbers)
-        )
+        if kind_name == "fill":
+            return ir.Fill(*numbers)
+        if kind_name == "seeded":
+            return ir.Seeded(*numbers)
+        raise KeyError(kind_name)
 
 
 def _attrs(text: str) -> dict[str, Any]:

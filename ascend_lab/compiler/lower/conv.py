@@ -32,7 +32,7 @@ from ascend_lab.operators.ops.formats import numpy_type
 
 PACKED = "packed"
 """Name of the tensor (C1, r, s, 16) in which a kernel stores the weights that it packs."""
-TILE = 64
+FULL_TILE_FRACTALS = 64
 HEAD_CYCLES = 12
 """Rough numbers: `TILE` fractals of sums in a full tile, `HEAD_CYCLES` to begin work on a tile."""
 
@@ -41,14 +41,16 @@ def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvSh
     """Return the node's convolution as the kernels describe it."""
     (n, c, h, w), (k, _, r, t) = (piece.type(name).shape for name in node.inputs[:2])
     defaults = (("stride", 1), ("pad", 0), ("dilation", 1))
-    step, pads, spread = geometry(*(node.attr(key, default) for key, default in defaults))
+    stride, pads, dilation = geometry(*(node.attr(key, default) for key, default in defaults))
     groups = c if node.op == "depthwise_conv2d" else node.attr("groups", 1)
     dtype = piece.type(node.inputs[0]).dtype
-    sides = (*pads[0], *pads[1])
+    flat_pads = (*pads[0], *pads[1])
     value = node.attr("pad_value", 0)
     # images of 3 channels are stored with 4 numbers a pixel, all others (fp16) with 16
     lanes = isa.SMALL_C0 if piece.type(node.inputs[0]).layout == ir.SMALL_PIXELS else 0
-    shape = kernels.ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
+    shape = kernels.ConvShape(
+        n, c, h, w, k, r, t, stride, flat_pads, dtype, out_dtype, dilation, groups
+    )
     return thinned(replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape)
 
 
@@ -270,16 +272,18 @@ def conv_job(
     second = conv_shape_of(piece, beside[0], conv_dtype) if beside else None
     # int8 convolutions sum in int32, and the next node scales the sums
     if followers and followers[0].op in ep.DEQUANTISING and not bias:
-        return _whole_job(piece, chip, second, *beside[1:])
+        return _int8_job(piece, chip, second, *beside[1:])
     if not followers and not bias:
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=second), None, {}
-    epilogue, forms = _after(piece, chip, bias, vector=vector)
+    epilogue, forms = _followers_epilogue(piece, chip, bias, vector=vector)
     shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=second)
     # chips with vector cores have a bias table, which costs nothing: there is no choice
     may_move = cube_adds is not False and chip.combined and shape.dtype == shape.out_dtype
     if bias and may_move and not vector:
-        without_bias, other_forms = _after(piece, chip)
-        vector_adds_cycles, cube_adds_cycles = _paces(shape, (epilogue, without_bias), chip)
+        without_bias, other_forms = _followers_epilogue(piece, chip)
+        vector_adds_cycles, cube_adds_cycles = _cycles_per_fractal(
+            shape, (epilogue, without_bias), chip
+        )
         if cube_adds_cycles < (math.inf if cube_adds else vector_adds_cycles):
             bias_bytes = epilogue_plan.bias_bytes(shape)
             epilogue = replace(without_bias, bias=bias[0], bias_bytes=bias_bytes)
@@ -306,7 +310,7 @@ def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
     return demand == demand_alone and not any(unsupported_reason(e, chip, sums) for e in both)
 
 
-def _after(
+def _followers_epilogue(
     piece: Piece, chip: Chip, added: Sequence[str] = (), *, vector: bool = False
 ) -> tuple[Epilogue, dict[str, Form]]:
     """Return the epilogue of the nodes after the first one, and the forms of its operands.
@@ -332,12 +336,12 @@ def _after(
     return epilogue, ep.operand_forms(epilogue.operands, piece, main)
 
 
-def _whole_job(
+def _int8_job(
     piece: Piece, chip: Chip, beside: kernels.ConvShape | None, beside_scale: ir.Node | None = None
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return an int8 convolution, the epilogue of its int32 sums, and the forms of operands."""
     node, scaled = piece.graph.nodes[:2]
-    epilogue, main = ep.whole_epilogue(piece, "NC1HWC0", beside_scale)
+    epilogue, main = ep.int8_epilogue(piece, "NC1HWC0", beside_scale)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
     # an int8 result has blocks of 32 channels: two of the blocks of 16 that the cube writes
     if epilogue.width == PAIR:
@@ -346,14 +350,14 @@ def _whole_job(
     shape = replace(shape, beside=beside)
     forms = ep.operand_forms(epilogue.operands, piece, main)
     if scaled.attr("small_bias", False):
-        epilogue = _bias_moved(shape, epilogue, chip)
+        epilogue = _with_bias_on_cube(shape, epilogue, chip)
     if epilogue.bias:
         forms[epilogue.bias] = partial(epilogue_plan.pack_bias, shape)
     return shape, epilogue, forms
 
 
-def _paces(
-    shape: kernels.ConvShape, ways: tuple[Epilogue, Epilogue], chip: Chip
+def _cycles_per_fractal(
+    shape: kernels.ConvShape, epilogues: tuple[Epilogue, Epilogue], chip: Chip
 ) -> tuple[float, float]:
     """Return cycles per fractal of sums if the vector unit adds the bias, and if the cube does.
 
@@ -362,25 +366,25 @@ def _paces(
     tile the vector unit works alone; this time is left out for convolutions in groups, where loads
     to L0 dominate. The second number is infinite if the bias fills more than a quarter of L1.
     """
-    paces = list[float]()
+    fractal_cycles = list[float]()
     depth = units_of(shape).total_depth
     # 56 x 56 pixels and 64 channels are 196 x 4 fractals of sums: 25 for each of 32 cores
     core_fractals = isa.ceil_div(
         isa.ceil_div(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count
     )
-    tile = min(core_fractals, TILE)
-    dense = shape.groups == 1
-    for epilogue, steps in zip(ways, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
+    tile = min(core_fractals, FULL_TILE_FRACTALS)
+    is_dense = shape.groups == 1
+    for epilogue, steps in zip(epilogues, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
         demand = epilogue_plan.demand_of(epilogue, chip, isa.ACCUMULATOR[shape.dtype])
         cycles = demand.cycles * isa.FRACTAL**2 if demand else 0.0
-        if demand and dense:
+        if demand and is_dense:
             cycles += demand.instructions * HEAD_CYCLES / tile
-        paces.append(max(cycles, steps) + dense * cycles * tile / core_fractals)
+        fractal_cycles.append(max(cycles, steps) + is_dense * cycles * tile / core_fractals)
     bias_fits = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
-    return paces[0], paces[1] if bias_fits else math.inf
+    return fractal_cycles[0], fractal_cycles[1] if bias_fits else math.inf
 
 
-def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
+def _with_bias_on_cube(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
     """Return an epilogue of int32 sums; the cube adds the bias if this saves over a cycle."""
     deq = epilogue.deq
     if deq is None or not deq.bias or not chip.combined:
@@ -393,7 +397,7 @@ def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epi
         bias=deq.bias,
         bias_bytes=epilogue_plan.bias_bytes(shape),
     )
-    vector_adds_cycles, cube_adds_cycles = _paces(shape, (epilogue, moved), chip)
+    vector_adds_cycles, cube_adds_cycles = _cycles_per_fractal(shape, (epilogue, moved), chip)
     return moved if cube_adds_cycles + 1 < vector_adds_cycles else epilogue
 
 
@@ -411,14 +415,14 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     y = piece.graph.outputs[0]
     types = [piece.type(n) for n in node.inputs]
     settings = ir.operator_of(node.op).settings(node.attrs)
-    step, pads, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
+    stride, pads, dilation = geometry(settings["stride"], settings["pad"], settings["dilation"])
     is_depthwise = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
     formats = {types[0].dtype, types[1].dtype, image_type.dtype}
-    plain = formats == {"fp16"} and spread == (1, 1) and not followers
-    if weight not in piece.constants and is_depthwise and plain:
+    is_plain_fp16 = formats == {"fp16"} and dilation == (1, 1) and not followers
+    if weight not in piece.constants and is_depthwise and is_plain_fp16:
         (n, c, h, w) = image_type.shape
         (r, s) = types[1].shape[2:]
-        image = kernels.ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
+        image = kernels.ConvShape(n, c, h, w, c, r, s, stride, (*pads[0], *pads[1]), groups=c)
         launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
         adding = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
         return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), adding)))
@@ -431,7 +435,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     epilogue = None
     forms = dict[str, Form]()
     if followers:
-        epilogue, forms = _after(piece, chip)
+        epilogue, forms = _followers_epilogue(piece, chip)
     # a stride of 2 has 4 phases: even and odd rows, even and odd columns of the result
     for number, phase in enumerate(deconv.phases_of(shape)):
         name = f"{weight}.{number}"

@@ -97,7 +97,7 @@ def epilogue_of(
     return Epilogue(used, tuple(chain.steps), output.dtype, deq, second=second)
 
 
-def whole_epilogue(
+def int8_epilogue(
     piece: Piece, layout: str, beside: Node | None = None
 ) -> tuple[Epilogue, TensorType]:
     """Return the epilogue of an int8 cube operator, and the type of its tiles.

@@ -173,14 +173,14 @@ def packed(kind: TensorType, array: Values) -> Values:
     return stored.reshape(-1)
 
 
-def beside(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
+def broadcast_shape(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
     """Return the stored shape of an operand of logical `shape` that broadcasts to type `main`."""
     # a scale (1, 40, 1, 1) of an image in NC1HWC0 is stored as (1, 3, 1, 1, 16)
     sizes = _aligned(shape, main)
     return tuple(p.count if sizes[p.axis] == main.shape[p.axis] else 1 for p in main.map.pieces)
 
 
-def pack_beside(array: Values, main: TensorType) -> Values:
+def pack_broadcast(array: Values, main: TensorType) -> Values:
     """Return an operand's elements in the order of `beside`, flat; padding is zero."""
     sizes = _aligned(array.shape, main)
     pads = []

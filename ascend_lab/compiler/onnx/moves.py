@@ -107,9 +107,9 @@ def _sliced(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
     return value
 
 
-def _gathered(ctx: Context, x: Value, places: kinds.Values, axis: int) -> Value:
+def _gathered(ctx: Context, x: Value, indices: kinds.Values, axis: int) -> Value:
     """Return the slices of x at known places along an axis."""
-    return ctx.emit("gather", x, ctx.value(ctx.known_tensor(places, "int32")), axis=axis)
+    return ctx.emit("gather", x, ctx.value(ctx.known_tensor(indices, "int32")), axis=axis)
 
 
 @converter("Gather", types=(kinds.GRAPH_TYPES, kinds.INTEGERS))
@@ -260,10 +260,10 @@ def _index_of_extreme(
     size = x.shape[axis]
     # (3, 7, 7) has its maximum at indices 1 and 2; the smaller index, 1, is that of the first
     is_extreme = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
-    places = ctx.arange_along(size, axis, len(x.shape))
+    indices = ctx.arange_along(size, axis, len(x.shape))
     # if no element equals the extreme, as with NaN, the index must still lie on the axis
     not_extreme = ctx.constant_array(np.array(0 if takes_last else size - 1), "int32", "missed")
-    candidates = ctx.choose(is_extreme, places, not_extreme)
+    candidates = ctx.choose(is_extreme, indices, not_extreme)
     return ctx.emit(
         "reduce_max" if takes_last else "reduce_min", candidates, axis=axis, keepdims=True
     )
@@ -276,10 +276,10 @@ def _argmax(ctx: Context) -> Value:
     if not x.shape[axis]:
         ctx.unsupported("an axis with elements", str(x.shape))
     extreme = "reduce_max" if ctx.op == "ArgMax" else "reduce_min"
-    place = _index_of_extreme(ctx, x, axis, extreme, bool(ctx.attr("select_last_index")))
+    index = _index_of_extreme(ctx, x, axis, extreme, bool(ctx.attr("select_last_index")))
     if ctx.attr("keepdims"):
-        return place
-    return ctx.reshape(place, (*x.shape[:axis], *x.shape[axis + 1 :]))
+        return index
+    return ctx.reshape(index, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
 @converter("Hardmax", types=(kinds.FLOATS,))
@@ -295,10 +295,10 @@ def _hardmax(ctx: Context) -> Value:
     if ctx.opset < 13:
         x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
         axis = 1
-    place = _index_of_extreme(ctx, x, axis, "reduce_max")
-    places = ctx.arange_along(x.shape[axis], axis, len(x.shape))
+    index = _index_of_extreme(ctx, x, axis, "reduce_max")
+    indices = ctx.arange_along(x.shape[axis], axis, len(x.shape))
     # indices 0, 1, 2 and the largest element at 1: 0, 1, 0
-    one_hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
+    one_hot = ctx.cast(ctx.emit("equal", indices, index), x.type.dtype)
     return ctx.reshape(one_hot, shape)
 
 
@@ -453,13 +453,11 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
             f"k from 1 to {n}, at most {_MAX_COMPARISONS} comparisons", f"k {k} of {x.shape}"
         )
     order = (*(i for i in range(len(x.shape)) if i != axis), axis)
-    sorted_axis_last = ctx.emit("transpose", x, perm=order)
-    numbers = sorted_axis_last
+    axis_last = ctx.emit("transpose", x, perm=order)
+    numbers = axis_last
     if ctx.elem(0) in kinds.FLOATS:
-        is_number = ctx.emit("equal", sorted_axis_last, sorted_axis_last)
-        numbers = ctx.choose(
-            is_number, sorted_axis_last, ctx.constant_scalar(math.inf, x.type.dtype)
-        )
+        is_number = ctx.emit("equal", axis_last, axis_last)
+        numbers = ctx.choose(is_number, axis_last, ctx.constant_scalar(math.inf, x.type.dtype))
     # every element is compared with every other: (.., n, n) comparisons
     column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
     precedes = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
@@ -469,12 +467,12 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     # (3, 1, 3) has the ranks 0, 2, 1: of equal numbers the first comes first
     ranks = ctx.emit("reduce_sum", precedes_either, axis=-1, keepdims=True)
     hits = ctx.emit("equal", ranks, ctx.arange_along(k, 0, 1))
-    sorted_values = ctx.reshape(sorted_axis_last, column.shape)
-    values = ctx.choose(hits, sorted_values, ctx.constant_array(0, x.type.dtype, "none"))
-    places = ctx.emit("mul", hits, ctx.reshape(ctx.arange_along(n, 0, 1), (n, 1)))
+    elements = ctx.reshape(axis_last, column.shape)
+    values = ctx.choose(hits, elements, ctx.constant_array(0, x.type.dtype, "none"))
+    index_of_hit = ctx.emit("mul", hits, ctx.reshape(ctx.arange_along(n, 0, 1), (n, 1)))
     inverse_order = tuple(np.argsort(order))
-    values, places = (
+    values, index_of_hit = (
         ctx.emit("transpose", ctx.emit("reduce_sum", v, axis=-2), perm=inverse_order)
-        for v in (values, places)
+        for v in (values, index_of_hit)
     )
-    return values, ctx.with_elem(places, "int64")
+    return values, ctx.with_elem(index_of_hit, "int64")

@@ -163,30 +163,30 @@ def product_bias(draft: Draft, node: Node) -> bool:
     for value, bias in (node.inputs, node.inputs[::-1]):
         if draft.type(value) == draft.type(node.output):
             producer = draft.only(value, "matmul", "reshape")
-            product = (
+            product_node = (
                 draft.only(producer.inputs[0], "matmul")
                 if producer and producer.op == "reshape"
                 else producer
             )
-            if product is not None and _gemm(
-                draft, node, product, bias, split=product is not producer
+            if product_node is not None and _gemm(
+                draft, node, product_node, bias, split=product_node is not producer
             ):
                 return True
     return False
 
 
-def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) -> bool:
+def _gemm(draft: Draft, node: Node, product_node: Node, bias: str, *, split: bool) -> bool:
     """Let one gemm compute product + bias if formats and shapes fit.
 
     With `split`, a reshape that splits the rows is between product and bias.
     """
-    kind = draft.type(product.output)
+    kind = draft.type(product_node.output)
     result = draft.type(node.output)
     shape = draft.type(bias).shape
-    if kind.dtype != draft.type(product.inputs[0]).dtype or kind.dtype not in FLOATS:
+    if kind.dtype != draft.type(product_node.inputs[0]).dtype or kind.dtype not in FLOATS:
         return False
-    attrs = {key: product.attr(key, False) for key in ("trans_a", "trans_b")}
-    reads = (*product.inputs, bias)
+    attrs = {key: product_node.attr(key, False) for key in ("trans_a", "trans_b")}
+    reads = (*product_node.inputs, bias)
     if split:
         columns = kind.shape[1:]
         # a bias has a number for each column, or is a scalar with the shape ()
