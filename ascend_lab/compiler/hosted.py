@@ -186,11 +186,19 @@ class Hosted:
         self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
     ) -> OperatorTime:
         # the host has its own memory; on the device every byte is assumed to miss L2
-        missed = 0 if engine == HOST else size
-        fields_moved = (size, 0, 0, missed, 0.0, engine)
-        return OperatorTime(
-            name, title, CpuTimeline(name, self.chip, (), *fields_moved, seconds=seconds)
+        memory_bytes = 0 if engine == HOST else size
+        timeline = CpuTimeline(
+            name,
+            self.chip,
+            (),
+            read_bytes=size,
+            written_bytes=0,
+            factor_bytes=0,
+            memory_bytes=memory_bytes,
+            engine=engine,
+            seconds=seconds,
         )
+        return OperatorTime(name, title, timeline)
 
 
 def place_model(
@@ -269,7 +277,7 @@ class _Placer:
         rule = replace(rule, problem=problem, placement=problem.placed(rule.placement.engines))
         exact = self._compiling_placement(problem, Problem.exact)
         # the cut minimises the sum of single nodes' times; as parts, the rule's may be faster
-        return min(exact, rule, key=lambda found: found.timeline().time_s)
+        return min(exact, rule, key=lambda hosted: hosted.timeline().time_s)
 
     def _compiling_placement(
         self, problem: Problem, choose: Callable[[Problem], Placement]
@@ -357,17 +365,18 @@ class _Placer:
 
         Each node comes after those whose results it reads.
         """
-        place: dict[str, int] = {}
+        part_of: dict[str, int] = {}
         groups: dict[int, list[NodeProto]] = {}
         for node in self.nodes:
             on_core = placement.engines[node.name] == CORE
             # parts alternate: even ones are the core's, odd ones the others'. A node goes to the
-            # first part of its parity that does not come before those that it reads from.
-            at = max((place.get(name, 0) for name in h.all_reads(node)), default=0)
-            at += at % 2 == on_core
-            place.update((name, at) for name in node.output)
-            groups.setdefault(at, []).append(node)
-        return [(at % 2 == 0, groups[at]) for at in sorted(groups)]
+            # first part of its kind that does not come before those that it reads from.
+            part_index = max((part_of.get(name, 0) for name in h.all_reads(node)), default=0)
+            if _is_core_part(part_index) != on_core:
+                part_index += 1
+            part_of.update((name, part_index) for name in node.output)
+            groups.setdefault(part_index, []).append(node)
+        return [(_is_core_part(index), groups[index]) for index in sorted(groups)]
 
     def _part(self, on_core: bool, nodes: list[NodeProto]) -> Part:
         if not on_core:
@@ -390,6 +399,10 @@ class _Placer:
             needed = f"{nodes[0].name}: a result that sizes alone decide"
             raise UnsupportedError(needed, "one that values decide")
         return Part(nodes, imported, compile_graph(imported.graph, self.chip, dtype=self.dtype))
+
+
+def _is_core_part(index: int) -> bool:
+    return index % 2 == 0
 
 
 class _RefusedError(Exception):

@@ -328,10 +328,10 @@ def _hottest_window(freed: np.ndarray, live: np.ndarray, count: int) -> int:
     if count > len(freed):
         return -1
     # prefix sums: the sum over a window is a difference of two of them
-    heat, taken = (np.concatenate(([0], np.cumsum(a))) for a in (freed, live))
-    heat, taken = (a[count:] - a[: len(a) - count] for a in (heat, taken))
-    start = int(np.where(taken == 0, heat, np.iinfo(np.int64).min).argmax())
-    return start if taken[start] == 0 else -1
+    prefix_sums = [np.concatenate(([0], np.cumsum(units))) for units in (freed, live)]
+    heat, live_units = (sums[count:] - sums[: len(sums) - count] for sums in prefix_sums)
+    start = int(np.where(live_units == 0, heat, np.iinfo(np.int64).min).argmax())
+    return start if live_units[start] == 0 else -1
 
 
 # -- planning -------------------------------------------------------------------------------------

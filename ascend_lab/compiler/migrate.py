@@ -17,7 +17,7 @@ nodes dropped. Both keep the names and types of inputs and outputs; symbolic siz
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,58 +88,82 @@ def migrate(
     """
     # a program of torch.export; an ONNX model may come as bytes
     is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
-    read = _from_torch(Path(str(source))) if is_program else source
-    model_given = h.whole_model(read)
+    source_model = h.whole_model(_from_torch(Path(str(source))) if is_program else source)
     # one random input for both models: their outputs are compared below
-    feed = h.random_feed(model_given, shapes or {}, batch, 0)
+    feed = h.random_feed(source_model, shapes or {}, batch, 0)
     sizes = {name: array.shape for name, array in feed.items()}
-    titles = {node.name: node for node in model_given.graph.node}
-    data: dict[str, Any] = {
-        "model": model_given.graph.name or "model",
-        "chip": chip.name,
-        "nodes": len(titles),
-        "inputs": {name: list(shape) for name, shape in sizes.items()},
-        "passes": {},
-        "moved": [],
-        "padded": [],
-    }
+    report = _empty_report(source_model, chip, sizes)
     imported = None
+    model: ModelProto | None
     try:
-        imported = import_model(model_given, shapes=sizes)
+        imported = import_model(source_model, shapes=sizes)
         # an index drawn at random could lie outside of the table that it points into
         feed |= _indices_inside(imported)
         compiled = compile_graph(imported.graph, chip, dtype=dtype)
     except InputError:
         raise
     except AscendLabError as error:
-        model, became = _placed(model_given, chip, feed, dtype, data, error)
+        model, outcomes = _placed(source_model, chip, feed, dtype, report, error)
     else:
-        model, became = _after_passes(imported, compiled, data, titles)
-        before_s = simulate_graph(compiled).time_s
-        # the migrated model is imported as a user would: nodes added by the export count, too
-        after_s = _time_s(model, chip, dtype)
-        data["time_s"] = {"before": before_s, "after": after_s}
-        # passes are made for this compiler's kernels; exported, their result may be slower
-        if after_s > before_s * (1 + ROUNDING_SHARE):
-            model = _without_rewrites(model_given, feed)
-            became = _verdicts(imported.graph, imported.graph, titles)
-            _report_unchanged(data, before_s, after_s)
-    errors = _errors(model_given, feed, model, data, imported)
-    data["rows"] = _rows(became, errors, titles, model_given)
-    data["totals"] = {
-        v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
+        model, outcomes = _as_one_graph(source_model, imported, compiled, feed, dtype, report)
+    errors = _errors(source_model, feed, model, report, imported)
+    report["rows"] = _rows(outcomes, errors, _titles(source_model.graph.node), source_model)
+    report["totals"] = {
+        v: sum(row["count"] for row in report["rows"] if row["verdict"] == v) for v in VERDICTS
     }
-    return Migration(data, model)
+    return Migration(report, model)
 
 
-def _report_unchanged(data: dict[str, Any], before_s: float, after_s: float) -> None:
-    """Write in the report that the source's nodes stay, as the rewritten ones take longer."""
-    data["passes"] = {}
-    data["kept"] = (
-        f"the nodes as they were: rewritten {after_s * 1e6:.2f} us instead of "
-        f"{before_s * 1e6:.2f} us"
-    )
-    data["time_s"]["after"] = before_s
+def _titles(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
+    """Return nodes by their names, which `host.whole_model` has made unique."""
+    return {node.name: node for node in nodes}
+
+
+def _empty_report(
+    source: ModelProto, chip: Chip, sizes: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """Return a report that says which model goes to which chip, and nothing of its nodes yet."""
+    return {
+        "model": source.graph.name or "model",
+        "chip": chip.name,
+        "nodes": len(_titles(source.graph.node)),
+        "inputs": {name: list(shape) for name, shape in sizes.items()},
+        "passes": {},
+        "moved": [],
+        "padded": [],
+    }
+
+
+def _as_one_graph(
+    source: ModelProto,
+    imported: Imported,
+    compiled: Compiled,
+    feed: Mapping[str, Any],
+    dtype: str,
+    report: dict[str, Any],
+) -> tuple[ModelProto, Outcomes]:
+    """Return the migrated model of a source that one graph holds, and what became of its nodes.
+
+    It is the graph after passes, unless the exported model would take longer: then it is the source
+    itself.
+    """
+    titles = _titles(source.graph.node)
+    model, outcomes = _after_passes(imported, compiled, report, titles)
+    source_s = simulate_graph(compiled).time_s
+    # the migrated model is imported as a user would: nodes added by the export count, too
+    rewritten_s = _time_s(model, compiled.chip, dtype)
+    report["time_s"] = {"before": source_s, "after": rewritten_s}
+    # passes are made for this compiler's kernels; exported, their result may be slower
+    if rewritten_s > source_s * (1 + ROUNDING_SHARE):
+        model = _without_rewrites(source, feed)
+        outcomes = _verdicts(imported.graph, imported.graph, titles)
+        report["passes"] = {}
+        report["kept"] = (
+            f"the nodes as they were: rewritten {rewritten_s * 1e6:.2f} us instead of "
+            f"{source_s * 1e6:.2f} us"
+        )
+        report["time_s"]["after"] = source_s
+    return model, outcomes
 
 
 def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:
@@ -213,17 +237,17 @@ def _rows(
 
 
 def _after_passes(
-    imported: Imported, compiled: Compiled, data: dict[str, Any], titles: Mapping[str, NodeProto]
+    imported: Imported, compiled: Compiled, report: dict[str, Any], titles: Mapping[str, NodeProto]
 ) -> tuple[ModelProto, Outcomes]:
     """Return the model that the passes make of a graph, and what became of the source's nodes."""
     from ascend_lab.compiler.onnx.export import export_onnx
 
-    graph, report = run_passes(imported.graph, DEFAULT)
-    data["passes"] = {name: count for name, count in report.matches.items() if count}
+    graph, pass_report = run_passes(imported.graph, DEFAULT)
+    report["passes"] = {name: count for name, count in pass_report.matches.items() if count}
     for task in compiled.tasks:
         kernel = task.lowered.kernel if task.lowered else None
         if isinstance(kernel, CpuKernel):
-            data["moved"].append(
+            report["moved"].append(
                 {
                     "node": task.name,
                     "op": task.op,
@@ -231,10 +255,9 @@ def _after_passes(
                     "reason": kernel.reason,
                 }
             )
-    data["padded"] = _padded_tensors(compiled.graph)
-    return _with_source_types(export_onnx(graph), graph, imported), _verdicts(
-        imported.graph, graph, titles
-    )
+    report["padded"] = _padded_tensors(compiled.graph)
+    model = _with_source_types(export_onnx(graph), graph, imported)
+    return model, _verdicts(imported.graph, graph, titles)
 
 
 def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -> Outcomes:
@@ -278,51 +301,67 @@ def _placed(
     chip: Chip,
     feed: Mapping[str, Any],
     dtype: str,
-    data: dict[str, Any],
+    report: dict[str, Any],
     error: AscendLabError,
 ) -> tuple[ModelProto | None, Outcomes]:
     """Return the source's nodes on chip and host as a model, and what became of each node.
 
     The model is None if a node runs nowhere. `error` says why no single graph holds the model.
     """
-    from onnx import defs
-
-    became: Outcomes = defaultdict(list)
     try:
         hosted = place_model(source, chip, inputs=feed, dtype=dtype)
     except UnsupportedError as refusal:
-        data["refused"] = str(error if isinstance(error, UnsupportedError) else refusal)
-        for node in source.graph.node:
-            # the compiler's error names only the first node that fails: the others may compile
-            named = str(error).startswith(f"node {model_file.title(node)}")
-            ours = model_file.full_name(node) in CONVERTERS and not named
-            elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
-            became[node.op_type, "direct" if ours else elsewhere, ()].append(node.name)
-        return None, became
-    placed_nodes = {node.name: node for placed_part in hosted.parts for node in placed_part.nodes}
+        report["refused"] = str(error if isinstance(error, UnsupportedError) else refusal)
+        return None, _outcomes_if_refused(source, error)
+    outcomes: Outcomes = defaultdict(list)
+    placed_nodes = _titles(node for placed_part in hosted.parts for node in placed_part.nodes)
     for placed_part in hosted.parts:
-        titles = {node.name: node for node in placed_part.nodes}
         if placed_part.imported is not None and placed_part.compiled is not None:
             graph = placed_part.imported.graph
-            for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], titles).items():
-                became[key] += names
-            data["padded"] += _padded_tensors(placed_part.compiled.graph)
+            rewritten = run_passes(graph, DEFAULT)[0]
+            part_outcomes = _verdicts(graph, rewritten, _titles(placed_part.nodes))
+            for key, names in part_outcomes.items():
+                outcomes[key] += names
+            report["padded"] += _padded_tensors(placed_part.compiled.graph)
     for name, engine in hosted.off_core.items():
         op = placed_nodes[name].op_type
-        became[op, "host", (engine,)].append(name)
+        outcomes[op, "host", (engine,)].append(name)
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
-        data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
+        report["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
     # nodes without an engine were computed from constants in advance
-    for node in (node for node in source.graph.node if node.name not in placed_nodes):
-        became[node.op_type, "folded", ()].append(node.name)
-    data["placement"] = hosted.summary()["placement"]
-    ends = (tensors.inputs_of(source.graph), source.graph.output)
-    inputs, names = ([entry.name for entry in entries] for entries in ends)
-    written = {name for node in placed_nodes.values() for name in node.output}
-    constants = {name for name in hosted.values if name not in written and name not in inputs}
+    for node in source.graph.node:
+        if node.name not in placed_nodes:
+            outcomes[node.op_type, "folded", ()].append(node.name)
+    report["placement"] = hosted.summary()["placement"]
+    return _placed_model(source, list(placed_nodes.values()), hosted.values), outcomes
+
+
+def _outcomes_if_refused(source: ModelProto, error: AscendLabError) -> Outcomes:
+    """Return what would become of each node of a model that cannot run as a whole."""
+    from onnx import defs
+
+    outcomes: Outcomes = defaultdict(list)
+    for node in source.graph.node:
+        # the compiler's error names only the first node that fails: the others may compile
+        is_named = str(error).startswith(f"node {model_file.title(node)}")
+        verdict = "host" if defs.has(node.op_type, node.domain) else "unsupported"
+        if model_file.full_name(node) in CONVERTERS and not is_named:
+            verdict = "direct"
+        outcomes[node.op_type, verdict, ()].append(node.name)
+    return outcomes
+
+
+def _placed_model(
+    source: ModelProto, nodes: Sequence[NodeProto], values: Mapping[str, Any]
+) -> ModelProto:
+    """Return the placed nodes as a model, with the values of all other tensors as constants."""
+    inputs = [entry.name for entry in tensors.inputs_of(source.graph)]
+    outputs = [entry.name for entry in source.graph.output]
+    written = {name for node in nodes for name in node.output}
+    constants = {name for name in values if name not in written and name not in inputs}
     reads = [*inputs, *constants]
-    model = h.sub_model(source, [*placed_nodes.values()], reads, names, hosted.values, constants)
-    return _with_declared_outputs(model, source), became
+    model = h.sub_model(source, nodes, reads, outputs, values, constants)
+    return _with_declared_outputs(model, source)
 
 
 def _with_source_types(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
@@ -367,6 +406,7 @@ def _with_source_types(model: ModelProto, graph: Graph, imported: Imported) -> M
 
 
 _NUMPY = {"double": "float64", "bfloat16": "float32"}
+"""NumPy's name of an ONNX element type, where it differs; NumPy has no bfloat16."""
 
 
 def _errors(

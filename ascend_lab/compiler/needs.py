@@ -448,8 +448,8 @@ class Needs:
         """Return how much of a node's result depends, at least, on given parts of its inputs.
 
         `inputs_given` holds for each input 0 (nothing), `NUMBER`, `CHANNELS` (all those of a pixel)
-        or `ROW` (along the last axis); the result is one of these, too. `NUMBER` stands for a single
-        number at an unknown place. A convolution without groups turns a number into
+        or `ROW` (along the last axis); the result is one of these, too. `NUMBER` stands for a
+        single number at an unknown place. A convolution without groups turns a number into
         `CHANNELS`: each of its filters multiplies that number.
         """
         if len(node.outputs) > 1 or not self.is_whole(node.output):

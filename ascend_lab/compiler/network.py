@@ -180,14 +180,11 @@ def simulate_graph(
     first: Start = "cold",
     hints: bool = True,
 ) -> NetworkTimeline:
-    """Return the times of a compiled network, with activations at the addresses of `plan`.
-
-    Without a plan, `plan_network` makes one.
+    """Return the times of a compiled network with memory as in `plan`, or in a default plan.
 
     L2 starts empty, or with the inputs `written` just before, in this order. A part of a network
-    sets two more: `passed` names the outputs that later parts read, and `first` is how the first
-    kernel starts, "queued" if another part ran before. Without `hints` the cache is not told when a
-    tensor is read for the last time.
+    sets two more: `passed` names the outputs that later parts read, `first` is how the first kernel
+    starts. Without `hints` the cache is not told when a tensor is read for the last time.
     """
     chip = compiled.chip
     times = list[OperatorTime]()
@@ -204,14 +201,13 @@ def simulate_graph(
         # nothing can be fetched ahead of the first kernel: there is no time before it
         if prefetch and times:
             prefetch.before(task, l2, start_cycles(chip, start))
-        title = task.op
         if isinstance(kernel, CpuKernel):
-            title = f"{title} on the {kernel.engine}"
+            title = f"{task.op} on the {kernel.engine}"
             timeline: sim.KernelTimeline = time_cpu(kernel, chip, memory)
         else:
-            timeline = _with_start(
-                task, sim.simulate_kernel(kernel, chip, memory), start, mix_starters
-            )
+            title = task.op
+            started_cold = sim.simulate_kernel(kernel, chip, memory)
+            timeline = _with_start(task, started_cold, start, mix_starters)
         times.append(OperatorTime(task.name, title, timeline))
         if prefetch:
             prefetch.after(task, kernel, timeline)
