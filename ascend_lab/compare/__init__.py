@@ -95,7 +95,7 @@ class Compared:
         times = (self.measured_s, self.model_s, self.bound_s)
         columns = "".join(" " + _microseconds(time_s) for time_s in times)
         # a bound that a measurement beats is a bug of the model, so the line says so
-        below = "  below our bound" * self.is_below_bound
+        below = "  below our bound" if self.is_below_bound else ""
         return f"{name:<52}{columns} {self.error:>+8.0%}  {self.limit}{below}{marks}"
 
 
@@ -239,9 +239,8 @@ def compare_rows(
         if row.work is None or row.refused:
             yield Compared(row.case, row.group, row.measured_s, refused=row.refused or "no work")
             continue
+        # Tables repeat the same work with other schedules, and one estimate takes up to seconds.
         # Records of work hold mappings, which cannot be keys of a dict; their text can.
-        # Tables repeat the same work with other schedules,
-        # and one estimate takes up to seconds.
         key = repr(row.work)
         if key not in answers:
             answers[key] = _answer(row.work, chip, like)

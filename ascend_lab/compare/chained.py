@@ -88,8 +88,8 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     marks = [f"kernels of ours: {len(times.operators)}, {cut_by}"]
     if work.l2 != "cold":
         marks.append(f"l2 {work.l2}: timed cold")
-    if aside := times.on_ai_cpu:
-        marks.append(", ".join(line.type for line in aside))
+    if on_ai_cpu := times.on_ai_cpu:
+        marks.append(", ".join(line.type for line in on_ai_cpu))
     estimate = of_tasks(work, chip, times, bound, tuple(marks))
     if work.kernels in FETCHED.get(work.operator, ()):
         return fetched(estimate, chip, chip.cores_of("vector"))
@@ -116,26 +116,28 @@ def grouped(work: Work, chip: Chip) -> Estimate:
     if product.operand_graph:
         lines, memory = converted(product.operand_graph, kernel, chip)
         # between two phases of a launch all cores wait for each other
-        inside_s = sum(line.cycles + chip.all_cores_cycles for line in lines) / chip.clock_hz
-        parts["operands"] = inside_s if product.together else sum(line.task_s for line in lines)
+        conversions_s = sum(line.cycles + chip.all_cores_cycles for line in lines) / chip.clock_hz
+        parts["operands"] = (
+            conversions_s if product.together else sum(line.task_s for line in lines)
+        )
         kernels += 0 if product.together else len(lines)
     line = simulate_kernel(kernel, chip, memory)
     if work.operator in MIX_KERNELS:
         line = replace(line, mix_cycles=round(chip.mix_start_s * chip.clock_hz))
     parts["products"] = line.task_s
     # the host's part of the first start, which a profiler's task does not include
-    by_host_s = chip.launch_overhead_s - chip.queued_launch_s
+    host_start_s = chip.launch_overhead_s - chip.queued_launch_s
     if product.result_graph:
         stages = Road(dtype="", layouts=Layouts(ends_as_given)).stages(product.result_graph, chip)
         times = simulate_graph(stages.compiled, written=("y",))
-        parts["behind"] = times.time_s - by_host_s
+        parts["behind"] = times.time_s - host_start_s
         kernels += len(times.operators)
     marks = (f"kernels of ours: {kernels}, the product's by hand",)
     limit = max(parts, key=lambda part: parts[part])
     model_s = sum(parts.values())
     if work.timing == "kernel":
         return Estimate(model_s, bound.work_s, limit, {}, marks)
-    return Estimate(model_s + by_host_s, bound.time_s, limit, {}, marks)
+    return Estimate(model_s + host_start_s, bound.time_s, limit, {}, marks)
 
 
 def converted(
@@ -151,15 +153,15 @@ def converted(
     sizes = {b.name: b.size_bytes for b in kernel.tensors}
     memory = DeviceMemory.of(chip)
     lines: list[KernelTimeline] = []
-    places: dict[str, tuple[int, int]] = {}
+    place_of: dict[str, tuple[int, int]] = {}
     for task in finish_stages(Front({}, graph, graph), chip, Road(dtype="")).compiled.tasks:
         assert task.lowered is not None
         tensors = task.lowered.kernel.tensors
         lines.append(simulate_kernel(task.lowered.kernel, chip, memory))
         addresses = memory.addresses(tensors)
         address_of = {task.value(name): address for name, address in addresses.items()}
-        places.update({name: (address_of[name], sizes[name]) for name in task.writes})
+        place_of.update({name: (address_of[name], sizes[name]) for name in task.writes})
         # the next kernel's own tensors lie above all of these
-        top = max(addresses[b.name] + b.size_bytes for b in tensors)
-        memory = replace(memory, workspace_bytes=top)
-    return lines, memory.at(places)
+        workspace_start = max(addresses[b.name] + b.size_bytes for b in tensors)
+        memory = replace(memory, workspace_bytes=workspace_start)
+    return lines, memory.at(place_of)

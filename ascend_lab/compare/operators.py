@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.compare import unaligned
 from ascend_lab.compare.chains import attention
-from ascend_lab.compare.conversions import conversions_told, converting_s
+from ascend_lab.compare.conversions import conversions_mark, conversions_s
 from ascend_lab.compare.estimates import Estimate, at_peak, fetched
 from ascend_lab.compare.row_kernels import row_kernel
 from ascend_lab.compare.rows import Work
@@ -70,8 +70,8 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
         extra_s = attention.tiling_read_s(chip)
     if work.conversions and operator.has("convolution"):
         shapes = (*work.shapes[:2], *operator.infer(*work.shapes, **settings.attributes))
-        extra_s = converting_s(shapes, dtypes[0], work.conversions, chip)
-        settings.marks.append(conversions_told(work.conversions, dtypes[0]))
+        extra_s = conversions_s(shapes, dtypes[0], work.conversions, chip)
+        settings.marks.append(conversions_mark(work.conversions, dtypes[0]))
     bound_s = _bound_s(work, at_peak(chip), dtypes, settings.attributes)
     if work.l2 == "unknown":
         settings.marks.append("l2 unknown: timed cold")
@@ -155,7 +155,7 @@ def _timeline(
     from ascend_lab.operators import ops
 
     if attention.is_library(work):
-        chip = replace(chip, core_count=attention.dealt_cores(work, chip))
+        chip = replace(chip, core_count=attention.busy_cores(work, chip))
     if work.operator == attention.FLASH and attention.is_causal(work):
         work = attention.as_measured(work)
         dtypes = (dtypes[0],) * len(work.shapes)
@@ -227,8 +227,6 @@ def _memory_s(work: Work, graph: Graph, chip: Chip, network_s: float) -> float:
     # operands in L2: no byte has to cross the memory interface
     if work.l2 == "warm":
         return 0.0
-    # seconds = bytes / rate;
-    # the least bytes give the bound
     rate = chip.device_memory.rate_bytes_per_s
     if ops.get(work.operator).has("in place"):
         return sum(graph.types[name].data_bytes for name in graph.inputs[1:]) / rate

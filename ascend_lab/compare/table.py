@@ -127,16 +127,16 @@ def _work(row: Mapping[str, str], group: str) -> Work:
         shapes = tuple(shape_of(text.strip(), "x", "inputs") for text in row["inputs"].split(";"))
     dtypes = tuple(text.strip() for text in row["dtype"].split(";")) if row["dtype"] else ()
     return Work(
-        operator,
-        row["chip"],
-        shapes,
-        size_bytes,
-        dtypes,
-        attributes,
-        l2,
-        row["timing"],
-        group,
-        row.get("kernels", ""),
+        operator=operator,
+        chip=row["chip"],
+        shapes=shapes,
+        size_bytes=size_bytes,
+        dtypes=dtypes,
+        attributes=attributes,
+        l2=l2,
+        timing=row["timing"],
+        group=group,
+        kernels=row.get("kernels", ""),
     )
 
 

@@ -33,25 +33,40 @@ from ascend_lab.operators.ops.formats import numpy_type
 PACKED = "packed"
 """Name of the tensor (C1, r, s, 16) in which a kernel stores the weights that it packs."""
 FULL_TILE_FRACTALS = 64
+"""Fractals of sums in a full tile, roughly."""
 HEAD_CYCLES = 12
-"""Rough numbers: `TILE` fractals of sums in a full tile, `HEAD_CYCLES` to begin work on a tile."""
+"""Cycles to begin work on a tile, roughly."""
 
 
 def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvShape:
     """Return the node's convolution as the kernels describe it."""
-    (n, c, h, w), (k, _, r, t) = (piece.type(name).shape for name in node.inputs[:2])
+    (n, c, h, w), (k, _, r, s) = (piece.type(name).shape for name in node.inputs[:2])
     defaults = (("stride", 1), ("pad", 0), ("dilation", 1))
     stride, pads, dilation = geometry(*(node.attr(key, default) for key, default in defaults))
     groups = c if node.op == "depthwise_conv2d" else node.attr("groups", 1)
     dtype = piece.type(node.inputs[0]).dtype
     flat_pads = (*pads[0], *pads[1])
-    value = node.attr("pad_value", 0)
+    pad_value = node.attr("pad_value", 0)
     # images of 3 channels are stored with 4 numbers a pixel, all others (fp16) with 16
     lanes = isa.SMALL_C0 if piece.type(node.inputs[0]).layout == ir.SMALL_PIXELS else 0
     shape = kernels.ConvShape(
-        n, c, h, w, k, r, t, stride, flat_pads, dtype, out_dtype, dilation, groups
+        n=n,
+        c=c,
+        h=h,
+        w=w,
+        k=k,
+        r=r,
+        s=s,
+        stride=stride,
+        pad=flat_pads,
+        dtype=dtype,
+        out_dtype=out_dtype,
+        dilation=dilation,
+        groups=groups,
     )
-    return thinned(replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape)
+    if pad_value or lanes:
+        shape = replace(shape, pad_value=pad_value, lanes=lanes)
+    return thinned(shape)
 
 
 def in_pairs(shape: kernels.ConvShape) -> kernels.ConvShape:
@@ -379,7 +394,9 @@ def _cycles_per_fractal(
         cycles = demand.cycles * isa.FRACTAL**2 if demand else 0.0
         if demand and is_dense:
             cycles += demand.instructions * HEAD_CYCLES / tile
-        fractal_cycles.append(max(cycles, steps) + is_dense * cycles * tile / core_fractals)
+        # the work on a core's last tile, spread over all of its fractals
+        last_tile_cycles = cycles * tile / core_fractals if is_dense else 0.0
+        fractal_cycles.append(max(cycles, steps) + last_tile_cycles)
     bias_fits = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
     return fractal_cycles[0], fractal_cycles[1] if bias_fits else math.inf
 
@@ -422,7 +439,10 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     if weight not in piece.constants and is_depthwise and is_plain_fp16:
         (n, c, h, w) = image_type.shape
         (r, s) = types[1].shape[2:]
-        image = kernels.ConvShape(n, c, h, w, c, r, s, stride, (*pads[0], *pads[1]), groups=c)
+        flat_pads = (*pads[0], *pads[1])
+        image = kernels.ConvShape(
+            n=n, c=c, h=h, w=w, k=c, r=r, s=s, stride=stride, pad=flat_pads, groups=c
+        )
         launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
         adding = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
         return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), adding)))

@@ -67,14 +67,15 @@ def epilogue_of(
     sums: te.Tensor,
     operands: Mapping[te.Tensor, Operand],
     deq: Deq | None = None,
-    second: Deq | None = None,
+    second_deq: Deq | None = None,
 ) -> Epilogue:
     """Return the epilogue that computes `output` from the sums and operands.
 
-    The sums are dequantised first if `deq` is given; `second` dequantises the sums of another cube
-    operator. A channel operand whose format changes is called "name.dtype"; the caller packs it in
-    that format. Raises `UnsupportedError` for operations that are not elementwise, `InputError` for
-    operations that epilogues do not have.
+    If `deq` is given, the sums are int32 and are dequantised first: scaled to floats by a number
+    per channel. `second_deq` does so with the sums of another cube operator. A channel operand
+    whose format changes is called "name.dtype"; the caller packs it in that format. Raises
+    `UnsupportedError` for operations that are not elementwise, `InputError` for operations that
+    epilogues do not have.
     """
     chain = _Chain(list(operands.values()))
     chain.names = {sums: SUMS, **{tensor: o.name for tensor, o in operands.items()}}
@@ -88,13 +89,13 @@ def epilogue_of(
     # relu(sums + bias) has two steps: vadd of the sums and an operand, vrelu of step 0
     read = {s for step in chain.steps for s in step.sources}
     used = tuple(o for o in chain.operands.values() if o.name in read)
-    for scaling in filter(None, (deq, second)):
+    for scaling in filter(None, (deq, second_deq)):
         # a scale in fp32 and, if there is one, a bias in int32 that is added before it
         used += tuple(
             Operand(name, "channel", dtype)
             for name, dtype in zip(scaling.names, ("fp32", "int32"), strict=False)
         )
-    return Epilogue(used, tuple(chain.steps), output.dtype, deq, second=second)
+    return Epilogue(used, tuple(chain.steps), output.dtype, deq, second=second_deq)
 
 
 def int8_epilogue(

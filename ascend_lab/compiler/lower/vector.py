@@ -59,12 +59,10 @@ def lower_vector(piece: Piece, chip: Chip, steps: str = "") -> Lowered:
 def mixed_blocks(piece: Piece) -> tuple[str, ...]:
     """Return the int8 tensors in blocks of 32 of a piece that also has tensors in blocks of 16."""
     graph = piece.graph
-    stored_settings = [
-        n for n in (*graph.inputs, *graph.outputs) if piece.type(n).layout in CUBE_LAYOUTS
-    ]
-    byte_tensors = [n for n in stored_settings if DTYPE_BYTES[piece.type(n).dtype] == 1]
+    in_blocks = [n for n in (*graph.inputs, *graph.outputs) if piece.type(n).layout in CUBE_LAYOUTS]
+    byte_tensors = [n for n in in_blocks if DTYPE_BYTES[piece.type(n).dtype] == 1]
     # if all tensors are int8, all blocks have 32 channels: nothing is mixed
-    return tuple(byte_tensors) if len(byte_tensors) < len(stored_settings) else ()
+    return tuple(byte_tensors) if len(byte_tensors) < len(in_blocks) else ()
 
 
 def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
@@ -102,9 +100,9 @@ def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
     graph = piece.graph
     forms: dict[str, Form] = {}
     tensors: dict[str, te.Tensor] = {}
-    blocked = [t for t in graph.types.values() if t.layout != "ND"]
+    in_blocks = [t for t in graph.types.values() if t.layout != "ND"]
     # all tensors get the layout of the largest one in blocks: the others broadcast to it
-    main = max(blocked, key=lambda t: t.elements, default=piece.output)
+    main = max(in_blocks, key=lambda t: t.elements, default=piece.output)
     for name in graph.inputs:
         shape, form = operand(piece, name, main)
         tensors[name] = te.placeholder(shape, piece.type(name).dtype, name)
@@ -216,8 +214,7 @@ def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
 def lower_template(piece: Piece, chip: Chip, **more_settings: object) -> Lowered | None:
     """Return the kernel of a single operator's template on stored shapes.
 
-    `settings_beside` are passed to the template in addition to the operator's attributes.
-
+    `more_settings` are passed to the template in addition to the operator's attributes.
     Returns None if the operator has no template, or if it has only one for images in blocks and the
     images are row-major.
     """
@@ -230,7 +227,7 @@ def lower_template(piece: Piece, chip: Chip, **more_settings: object) -> Lowered
     ]
     if not templates:
         return None
-    settings, shapes = blocked(node, types, operator.settings(node.attrs))
+    settings, shapes = stored_settings(node, types, operator.settings(node.attrs))
     out_shapes = tuple(operator.infer(*shapes, **settings))
     call = Call(tuple(shapes), tuple(t.dtype for t in types), settings | more_settings, out_shapes)
     template = next((t for t in templates if t.applies(call, chip)), None)
@@ -258,7 +255,7 @@ def _packed_input(template: Template, call: Call, place: int, name: str, array: 
     return template.tensors(call, arrays)[name].reshape(-1)
 
 
-def blocked(
+def stored_settings(
     node: Node, types: Sequence[TensorType], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
     """Return attributes and shapes that refer to the stored axes, for operators such as split.

@@ -124,7 +124,7 @@ class _Host:
         if len(nodes) == 1:
             self.compute_node(nodes[0], self.evaluators(nodes[0])[1:], wanted, reason)
             return
-        # an evaluator does not say which node it refuses: six halvings find it among 64
+        # an evaluator does not say which node it refuses: six halvings find the node among 64
         half = len(nodes) // 2
         # the first half must also return tensors that only the second half reads
         reads = [name for node in nodes[half:] for name in all_reads(node)]
@@ -179,7 +179,7 @@ class _Host:
 
 
 def _in_oldest_opset(model: ModelProto, onnx: Any) -> ModelProto | None:
-    """Return an equal model with the oldest possible operator version; None if it has that.
+    """Return an equal model in the oldest operator set that has its operators; None if it is that.
 
     A runtime may lack kernels for the newest version of an operator, or refuse files that name a
     version newer than itself, although each operator in it is old.

@@ -326,7 +326,7 @@ def _reverse_sequence(ctx: Context) -> Value:
     # 4 6 7.
     places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
     rows_of_batch = places if batch == 0 else places.T
-    # `rows_of_batch` is a view: reversing its rows changes `places`
+    # `rows_of_batch` is a view: reversing parts of its rows changes `places`
     for row, length in zip(rows_of_batch, lengths, strict=True):
         row[:length] = row[:length][::-1].copy()
     flat = ctx.reshape(x, (places.size, *x.shape[2:]))

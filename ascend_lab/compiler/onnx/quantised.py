@@ -21,6 +21,7 @@ def _have_opposite_signs(ctx: Context, x: Value, y: Value) -> Value:
 
 
 def _sign_of_product(ctx: Context, x: Value, y: Value) -> Value:
+    """Return -1, 0 or 1, the sign of x y; the product itself might exceed 32 bits."""
     return ctx.emit("mul", ctx.emit("sign", x), ctx.emit("sign", y))
 
 
@@ -172,10 +173,10 @@ def _dequantize(ctx: Context) -> Value:
     return ctx.emit("mul", ctx.cast(x, scale.type.dtype), scale)
 
 
-def _zero_point(ctx: Context, place: int, *, each: bool = False) -> Value | int:
+def _zero_point(ctx: Context, place: int, *, allows_several: bool = False) -> Value | int:
     """Return a zero point: 0 if there is none, a number if it is known, else an int32 tensor.
 
-    Raises `UnsupportedError` for several zero points, unless `each` allows them.
+    Raises `UnsupportedError` for several zero points, unless `allows_several`.
     """
     if not ctx.has(place):
         return 0
@@ -185,7 +186,7 @@ def _zero_point(ctx: Context, place: int, *, each: bool = False) -> Value | int:
         return int(points[0])
     if tensor.elements == 1:
         return ctx.reshape(ctx.input(place, "int32"), ())
-    if not each:
+    if not allows_several:
         ctx.unsupported(f"input {place}: one zero point", str(tensor.shape))
     return ctx.input(place, "int32")
 
@@ -208,17 +209,16 @@ def _minus_product(ctx: Context, total: Value, sums: Value, point: Value | int) 
 
 
 def _product(ctx: Context, factors: tuple[int, int], zeros: tuple[int, int]) -> Value:
-    """Return sum (a - oa) (b - ob) of the inputs `factors` and their zero points `zeros`.
+    """Return sum (a - za) (b - zb) of the inputs `factors` and their zero points `zeros`.
 
-    The cube multiplies int8 numbers: the result is sum a b - oa sum b - ob sum (a - oa).
+    The cube multiplies int8 numbers: the result is sum a b - za sum b - zb sum (a - za).
     """
-    (i, j) = factors
-    rows = ctx.shape(factors[0])
-    if min(len(rows), len(ctx.shape(j))) < 2:
-        ctx.unsupported("matrices", f"{rows} and {ctx.shape(j)}")
-    op = "matmul" if len(rows) == len(ctx.shape(j)) == 2 else "batch_matmul"
-    a, a_point = _in_int8(ctx, i, _zero_point(ctx, zeros[0], each=True))
-    b, b_point = _in_int8(ctx, j, _zero_point(ctx, zeros[1], each=True))
+    a_shape, b_shape = (ctx.shape(place) for place in factors)
+    if min(len(a_shape), len(b_shape)) < 2:
+        ctx.unsupported("matrices", f"{a_shape} and {b_shape}")
+    op = "matmul" if len(a_shape) == len(b_shape) == 2 else "batch_matmul"
+    a, a_point = _in_int8(ctx, factors[0], _zero_point(ctx, zeros[0], allows_several=True))
+    b, b_point = _in_int8(ctx, factors[1], _zero_point(ctx, zeros[1], allows_several=True))
     if not isinstance(a_point, int) and len(a_point.shape) == 1:  # one zero point for each row
         a_point = ctx.reshape(a_point, (*a_point.shape, 1))
     total = ctx.emit(op, a, b)
@@ -228,9 +228,8 @@ def _product(ctx: Context, factors: tuple[int, int], zeros: tuple[int, int]) -> 
     if b_point != 0:
         sums = ctx.emit("reduce_sum", ctx.cast(a, "int32"), axis=-1, keepdims=True)
         if a_point != 0:
-            sums = _minus_product(
-                ctx, sums, ctx.constant_array(rows[-1], "int32", "terms"), a_point
-            )
+            terms = ctx.constant_array(a_shape[-1], "int32", "terms")
+            sums = _minus_product(ctx, sums, terms, a_point)
         total = _minus_product(ctx, total, sums, b_point)
     return total
 
@@ -245,12 +244,12 @@ def _convolved(
 ) -> Value:
     """Return the convolution in int32 of the inputs `factors` minus their zero points `zeros`.
 
-    The cube multiplies int8 numbers: the result is sum (x - ox) w - ow sum (x - ox); the last sum
-    is a convolution whose weights are ones.
+    The cube multiplies int8 numbers: with zero points zx and zw the result is
+    sum (x - zx) w - zw sum (x - zx); the last sum is a convolution whose weights are ones.
     """
     i, j = factors
     x, x_point = _in_int8(ctx, i, _zero_point(ctx, zeros[0]))
-    w, w_points = _in_int8(ctx, j, _zero_point(ctx, zeros[1], each=True))
+    w, w_points = _in_int8(ctx, j, _zero_point(ctx, zeros[1], allows_several=True))
     total = _convolved_from_zero(ctx, x, x_point, w, *bias)
     if w_points == 0:
         return total
@@ -264,17 +263,17 @@ def _convolved(
 def _convolved_from_zero(
     ctx: Context, x: Value, zero_point: Value | int, w: Value, *bias: Value
 ) -> Value:
-    """Return sum (x - low) w + bias of int8 tensors, where padding counts as 0.
+    """Return sum (x - z) w + bias of int8 tensors with zero point z, where padding counts as 0.
 
-    A known zero point `low` pads the image, and the bias of the layer contains -low sum w. If it is
-    not known, low times the sums of the weights that lie on the image is subtracted.
+    A known z pads the image, and the bias of the layer contains -z sum w. If z is not known, it is
+    multiplied with the sums of the weights that lie on the image, and the product is subtracted.
     """
     if not isinstance(zero_point, int):
         inside = ctx.constant_array(np.ones((1, *x.shape[1:])), "int8", "inside")
         counts = windows.convolved(ctx, inside, w)
         return _minus_product(ctx, windows.convolved(ctx, x, w, *bias), counts, zero_point)
     if zero_point:
-        # -low sum w for each filter: one number, so that it fits in the bias
+        # -z sum w for each filter: one number, so that it fits in the bias
         axes = tuple(range(1, len(w.shape)))
         sums = ctx.emit("reduce_sum", ctx.cast(w, "int32"), axis=axes, keepdims=False)
         border_sums = ctx.emit("mul", sums, ctx.constant_array(-zero_point, "int32", "point"))
@@ -287,17 +286,18 @@ def _conv_integer(ctx: Context) -> Value:
     return _convolved(ctx, (0, 1), (2, 3))
 
 
-def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value:
+def _rescaled(ctx: Context, total: Value, added_axes: tuple[int, int]) -> Value:
     """Return sums in the output's scale: times a b / y, rounded, plus the zero point, clipped.
 
-    a, b and y are the scales. `axes_behind` are the axes to add after scales of a and of b that
-    have one number for each row or channel.
+    a, b and y are the scales. `added_axes` are the numbers of axes to append to scales of a and of
+    b that have one number for each row or channel.
     """
     scales = []
-    for i, behind in zip((1, 4, 6), (*axes_behind, 0), strict=True):
+    for i, axis_count in zip((1, 4, 6), (*added_axes, 0), strict=True):
         scale = ctx.input(i, "fp32")
         is_single = scale.type.elements == 1
-        scales.append(ctx.reshape(scale, () if is_single else (*scale.shape, *(1,) * behind)))
+        shape = () if is_single else (*scale.shape, *(1,) * axis_count)
+        scales.append(ctx.reshape(scale, shape))
     # scales 0.02 and 0.01 of the factors, 0.05 of the result: sums times 0.004
     ratio = ctx.emit("div", ctx.emit("mul", scales[0], scales[1]), scales[2])
     rounded = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))

@@ -24,11 +24,13 @@ _INPUTS = (FLOATS, FLOATS, FLOATS, (*FLOATS, "bool"), FLOATS, FLOATS, ("int64",)
 @converter("Attention", types=_INPUTS, since=23)
 def _attention(ctx: Context) -> Sequence[Value]:
     """Return an attention's outputs; its softmax is at least as precise as `softmax_precision`."""
-    queries, keys = (ctx.attr(f"{kind}_num_heads") or 0 for kind in ("q", "kv"))
-    q, k, v = (_heads(ctx, ctx.input(i), n) for i, n in enumerate((queries, keys, keys)))
+    query_heads, key_heads = (ctx.attr(f"{kind}_num_heads") or 0 for kind in ("q", "kv"))
+    head_counts = (query_heads, key_heads, key_heads)
+    q, k, v = (_heads(ctx, ctx.input(i), count) for i, count in enumerate(head_counts))
     if ctx.has(4) != ctx.has(5):
         ctx.unsupported("past_key and past_value", "one of them")
     if ctx.has(4):
+        # keys and values of earlier calls come before those of this one
         k, v = (ctx.emit("concat", ctx.input(i), x, axis=2) for i, x in ((4, k), (5, v)))
     present = [k, v]
     if q.shape[1] != k.shape[1]:

@@ -15,7 +15,7 @@ from ascend_lab.compiler.onnx.tensors import FLOATS, GRAPH_TYPES, INTEGERS, Valu
 CROP = "tf_crop_and_resize"
 MAX_MATRIX_ROWS = 2**16
 MAX_MATRIX_ELEMENTS = 2**26
-"""`ROWS` and `WEIGHTS`: most rows and most elements of the matrix that resizes an axis."""
+"""Most rows and most elements of the matrix that resizes an axis."""
 
 
 def _multiplied_axis(ctx: Context, x: Value, axis: int, weights: Values) -> Value:
@@ -44,8 +44,9 @@ class _Axis:
     def coordinates(self, mode: str, float_type: type[np.floating[Any]]) -> Values:
         """Return each output element's coordinate on the input axis, by the standard's formulas.
 
-        `kind` is the float type of the computation: fp32 for the nearest pixel, as ONNX Runtime and
-        PyTorch find it, fp64 for the weights of neighbours.
+        `mode` is the attribute coordinate_transformation_mode. `float_type` is the type of the
+        computation: fp32 for the nearest pixel, as ONNX Runtime and PyTorch find it, fp64 for the
+        weights of neighbours.
         """
         # 2 pixels to 4: half_pixel gives -0.25, 0.25, 0.75, 1.25, align_corners 0, 1/3, 2/3, 1,
         # asymmetric 0, 0.5, 1, 1.5
@@ -322,16 +323,17 @@ def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     onesided = bool(ctx.attr("onesided"))
     # 16 real numbers: 9 pairs, as the others are their conjugates
     outs = length // 2 + 1 if onesided and not inverse else length
-    k, at = np.ogrid[:outs, : min(n, length)]
-    turn = np.exp((2j if inverse else -2j) * np.pi * k * at / length)
-    turn = turn / length if inverse else turn
+    k, position = np.ogrid[:outs, : min(n, length)]
+    factors = np.exp((2j if inverse else -2j) * np.pi * k * position / length)
+    if inverse:
+        factors = factors / length
     if inverse and onesided:  # the other half of the spectrum holds the conjugates
-        turn = turn * np.where((at > 0) & (2 * at < length), 2, 1)
+        factors = factors * np.where((position > 0) & (2 * position < length), 2, 1)
     # (a + bi) (c + si) = (a c - b s) + (a s + b c) i: the matrix [[c, -s], [s, c]] times (a, b)
-    rotations = np.stack([turn.real, -turn.imag, turn.imag, turn.real], -1).reshape(
-        *turn.shape, 2, 2
-    )
-    pairs = rotations.swapaxes(1, 2)[:, : 1 if inverse and onesided else 2]
-    padded = np.zeros((outs, pairs.shape[1], n, parts))
-    padded[:, :, : at.shape[1]] = pairs[..., :parts]
-    return padded.reshape(outs * pairs.shape[1], n * parts)
+    entries = [factors.real, -factors.imag, factors.imag, factors.real]
+    rotations = np.stack(entries, -1).reshape(*factors.shape, 2, 2)
+    result_parts = 1 if inverse and onesided else 2  # a real result has no imaginary part
+    pairs = rotations.swapaxes(1, 2)[:, :result_parts]
+    padded = np.zeros((outs, result_parts, n, parts))
+    padded[:, :, : position.shape[1]] = pairs[..., :parts]
+    return padded.reshape(outs * result_parts, n * parts)

@@ -79,7 +79,7 @@ def _check_operands(node: NodeProto, opset: int) -> None:
             )
     option = defs.OpSchema.FormalParameterOption
     for place, name in enumerate(node.input):
-        # Concat has one formal input for any number of inputs: input 5 follows that one
+        # Concat declares a single parameter for all its inputs: it describes input 5, too
         parameter = schema.inputs[min(place, len(schema.inputs) - 1)]
         if not name and parameter.option != option.Optional:
             raise GraphError(
@@ -100,7 +100,7 @@ def _check_split(node: NodeProto, sizes: Mapping[str, int]) -> None:
 
 
 def _check_indices(node: NodeProto) -> None:
-    """Raise an error for attributes with indices that are too large for any tensor."""
+    """Raise an error for attributes with indices beyond the limits below."""
     limits = {("GatherND", "batch_dims"): 16, ("TfIdfVectorizer", "ngram_indexes"): LARGEST_INDEX}
     for attribute in node.attribute:
         limit = limits.get((node.op_type, attribute.name))

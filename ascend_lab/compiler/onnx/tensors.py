@@ -336,7 +336,9 @@ def _without_symbols(name: str, sizes: Sizes, size_of_symbol: Mapping[str, int])
         )
         only_batch_open = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
         got = text.replace("'", "")
-        remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * only_batch_open}"
+        remedy = f"pin them: shapes={{{name!r}: {example}}}"
+        if only_batch_open:
+            remedy += " or batch=1"
         raise UnsupportedError(f"input {name}: sizes that are numbers", got, remedy)
     shape = tuple(int(s) for s in sizes_with_numbers)
     check_size(f"input {name}", shape)

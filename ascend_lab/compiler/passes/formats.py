@@ -234,7 +234,8 @@ def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
         elif node.op == "cast" and graph.types[node.inputs[0]].dtype == "int32":
             if kind.dtype == source:
                 scaling_nodes.add(node.name)
-                (sums if sums_read else casts).add(node.output)
+                floats = sums if sums_read else casts
+                floats.add(node.output)
         elif node.op == "muls" and node.inputs[0] in casts:
             scaling_nodes.add(node.name)
         elif node.op in ("mul", "muls", "div") and sums_read:
@@ -394,10 +395,11 @@ def _quantise_weights(draft: Draft, node: ir.Node, layer: LayerQuantisation) -> 
     weight = draft.constants[name]
     channel_scales = np.asarray(layer.weight_scales, np.float32)
     rank = len(weight.type.shape)
-    # axis of the output channels: 0 of (Co, Ci, Kh, Kw) and of a transposed (n, k),
-    # the last of (k, n)
-    axis = rank - 1 if node.op in PRODUCT_OPS and not node.attr("trans_b", False) else 0
-    axis = rank - 2 if node.op in PRODUCT_OPS and rank > 2 and node.attr("trans_b") else axis
+    # axis of the output channels: the first of (Co, Ci, Kh, Kw), the last of (.., k, n), the one
+    # before it of a transposed (.., n, k)
+    axis = 0
+    if node.op in PRODUCT_OPS:
+        axis = rank - 2 if node.attr("trans_b", False) else rank - 1
     # (Co, Ci, Kh, Kw) with 8 channels has scales (8, 1, 1, 1); a (k, n) matrix has (1, n).
     scales = (
         channel_scales.reshape([-1 if d == axis else 1 for d in range(rank)])
@@ -424,12 +426,19 @@ def _quantise_weights(draft: Draft, node: ir.Node, layer: LayerQuantisation) -> 
     return draft.insert("dequantise", (quantised, scales_name), {"dtype": dtype}, f"{name}_back")
 
 
-FP16, BF16 = (
-    Pass(name, "precision", partial(convert, dtype=dtype), summary, "changed")
-    for name, dtype, summary in (
-        ("Fp16ConversionPass", "fp16", "computes fp32 graphs in fp16"),
-        ("Bf16ConversionPass", "bf16", "computes fp32 graphs in bf16"),
-    )
+FP16 = Pass(
+    "Fp16ConversionPass",
+    "precision",
+    partial(convert, dtype="fp16"),
+    "computes fp32 graphs in fp16",
+    "changed",
+)
+BF16 = Pass(
+    "Bf16ConversionPass",
+    "precision",
+    partial(convert, dtype="bf16"),
+    "computes fp32 graphs in bf16",
+    "changed",
 )
 REQUANT = Pass(
     INTEGER_LAYERS,

@@ -180,13 +180,26 @@ def _summand(
     )
 
 
-CONV_BATCH_NORM, CONV_SCALE, CONV_BIAS = (
-    Pass(name, "fuse", sweep(into_convolution, *ops), f"{it} the convolution before it", "rounded")
-    for name, it, *ops in (
-        ("ConvBatchnormFusionPass", "folds batch norm into the weights and bias of", "batch_norm"),
-        ("ConvScaleFusionPass", "folds a factor per channel into", "mul", "muls"),
-        ("AABiasaddConvFusion", "makes a summand per channel the bias of", "add", "adds"),
-    )
+CONV_BATCH_NORM = Pass(
+    "ConvBatchnormFusionPass",
+    "fuse",
+    sweep(into_convolution, "batch_norm"),
+    "folds batch norm into the weights and bias of the convolution before it",
+    "rounded",
+)
+CONV_SCALE = Pass(
+    "ConvScaleFusionPass",
+    "fuse",
+    sweep(into_convolution, "mul", "muls"),
+    "folds a factor per channel into the convolution before it",
+    "rounded",
+)
+CONV_BIAS = Pass(
+    "AABiasaddConvFusion",
+    "fuse",
+    sweep(into_convolution, "add", "adds"),
+    "makes a summand per channel the bias of the convolution before it",
+    "rounded",
 )
 
 

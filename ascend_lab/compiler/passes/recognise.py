@@ -270,13 +270,10 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
             keeps_format = draft.type(node.output).dtype == draft.type(node.inputs[0]).dtype
             return _Scores(node, scale) if keeps_format else None
         if node.op == "attention_scores":
-            node_scale = settings(node)["scale"]
-            node_scale = (
-                1 / math.sqrt(draft.type(node.inputs[0]).shape[-1])
-                if node_scale is None
-                else node_scale
-            )
-            # `attention_scores` includes a scale, for depth 64 it is 1 / sqrt(64) = 1 / 8
+            # `attention_scores` includes a scale, by default 1 / sqrt(depth): 1 / 8 for depth 64
+            stated_scale = settings(node)["scale"]
+            depth = draft.type(node.inputs[0]).shape[-1]
+            node_scale = 1 / math.sqrt(depth) if stated_scale is None else stated_scale
             return _Scores(replace(node, attrs={"trans_b": True}), scale * node_scale)
         name = node.inputs[0]
         factor = node.inputs[-1]

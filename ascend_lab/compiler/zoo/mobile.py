@@ -147,7 +147,13 @@ V2_SCALES = {
 
 @dataclass(frozen=True, slots=True)
 class Inverted:
-    """An inverted residual: 1 x 1 to `expanded` channels, depthwise, 1 x 1 to `features`."""
+    """An inverted residual: 1 x 1 to `expanded` channels, depthwise, 1 x 1 to `features`.
+
+    act          activation after the first two convolutions
+    squeezed     channels between the two layers of squeeze and excite; 0: the block has none
+    squeeze_act  activation between these layers
+    gate         activation of the factors that they compute
+    """
 
     expanded: int
     features: int
@@ -220,14 +226,14 @@ def _staged(
             name = f"stage{stage}.{i}"
             # only the first block of a stage changes the size
             block = Inverted(
-                channels * expansion,
-                scaled(features),
-                kernel,
-                stride,
-                act,
-                channels // 4 * squeezes,
-                "silu",
-                "sigmoid",
+                expanded=channels * expansion,
+                features=scaled(features),
+                kernel=kernel,
+                stride=stride,
+                act=act,
+                squeezed=channels // 4 if squeezes else 0,
+                squeeze_act="silu",
+                gate="sigmoid",
             )
             append = inverted if kernel else fused_residual
             x = append(net, x, block, name)
@@ -285,12 +291,12 @@ def _mobilenet_v3(
         inner = rounded(x.shape[1] * expanded / last_features)
         last_features = features
         block = Inverted(
-            inner,
-            rounded(features * width),
-            kernel,
-            stride,
-            act,
-            rounded(inner / 4) if squeezes else 0,
+            expanded=inner,
+            features=rounded(features * width),
+            kernel=kernel,
+            stride=stride,
+            act=act,
+            squeezed=rounded(inner / 4) if squeezes else 0,
         )
         x = inverted(net, x, block, f"block{i}")
     # 160 features become 960
@@ -439,25 +445,33 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
     heads, depth, stride = (int(n) for n in text.split("/"))
     n, c, h, w = x.shape
     y = net.norm(x, name=f"{name}.bn")
-    q = net.conv(y, heads * depth, bias=False, name=f"{name}.q")
-    maps = []
-    for part in "kv":
-        m = y
-        if stride > 1:
-            m = net.depthwise(m, stride=stride, name=f"{name}.{part}.down")
-        m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
-        # (n, 64, 7, 7) becomes (n, 64, 49): each column is a key
-        maps.append(net.reshape(m, shape=(n, depth, -1)))
+    query_map = net.conv(y, heads * depth, bias=False, name=f"{name}.q")
+    keys, values = (_shared_map(net, y, depth, stride, f"{name}.{part}") for part in "kv")
     # the heads' queries become rows of one matrix: all share the keys
-    q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
+    by_head = net.reshape(query_map, shape=(n, heads, depth, h * w))
     # 4 heads on 14 x 14 pixels: 784 rows against one map of keys.
-    q = net.reshape(q, shape=(n, heads * h * w, depth))
-    shares = net.shares(q, maps[0], name=f"{name}.heads")
+    queries = net.reshape(
+        net.transpose(by_head, perm=(0, 1, 3, 2)), shape=(n, heads * h * w, depth)
+    )
+    weights = net.shares(queries, keys, name=f"{name}.heads")
     # values are (n, 64, 49), too: transposed, each key's value is a row
-    context = net.batch_matmul(shares, maps[1], trans_b=True)
-    context = net.reshape(context, shape=(n, heads, h * w, depth))
-    context = net.reshape(net.transpose(context, perm=(0, 1, 3, 2)), shape=(n, heads * depth, h, w))
+    context_rows = net.batch_matmul(weights, values, trans_b=True)
+    context_by_head = net.reshape(context_rows, shape=(n, heads, h * w, depth))
+    context = net.reshape(
+        net.transpose(context_by_head, perm=(0, 1, 3, 2)), shape=(n, heads * depth, h, w)
+    )
     return net.branch(x, net.conv(context, c, bias=False, name=f"{name}.out"), name=name)
+
+
+def _shared_map(net: Net, y: Value, depth: int, stride: int, name: str) -> Value:
+    """Append the keys or values that all heads share, as (n, depth, pixels).
+
+    (n, 64, 7, 7) becomes (n, 64, 49): each column is a key.
+    """
+    if stride > 1:
+        y = net.depthwise(y, stride=stride, name=f"{name}.down")
+    pixels = net.conv(y, depth, bias=False, name=name)
+    return net.reshape(pixels, shape=(y.shape[0], depth, -1))
 
 
 def _mobilenet_v4(

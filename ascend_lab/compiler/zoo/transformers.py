@@ -19,13 +19,17 @@ from ascend_lab.compiler.zoo.blocks import Net, family, image_network, rounded
 from ascend_lab.compiler.zoo.mobile import Inverted, inverted
 from ascend_lab.errors import InputError
 
-SPREAD = 0.02
-WORDS = 30522
+WEIGHT_DEVIATION = 0.02
+"""Standard deviation of the weights."""
+VOCABULARY = 30522
+"""Tokens of BERT's vocabulary."""
 POSITIONS = 512
-KINDS = 2
-GPT_WORDS = 50257
+"""The longest sequence of BERT, with a learned vector for each position."""
+SEGMENTS = 2
+"""BERT reads two sentences, with a learned vector for the tokens of each."""
+GPT_VOCABULARY = 50257
 GPT_POSITIONS = 1024
-DROPPED = -10000.0
+MASKED_SCORE = -10000.0
 """The number that a mask adds to the score of a token that is padding, or comes later."""
 
 
@@ -58,8 +62,8 @@ def check_size(name: str, size: Size, longest: int) -> Size:
 
 def linear(net: Net, x: Value, features: int, *, name: str) -> Value:
     """Append x w + b in two nodes: (rows, inputs) to (rows, features)."""
-    weight = net.seeded(f"{name}.weight", (x.shape[1], features), SPREAD)
-    bias = net.seeded(f"{name}.bias", (features,), SPREAD)
+    weight = net.seeded(f"{name}.weight", (x.shape[1], features), WEIGHT_DEVIATION)
+    bias = net.seeded(f"{name}.bias", (features,), WEIGHT_DEVIATION)
     return net.add(net.matmul(x, weight, name=f"{name}.matmul"), bias, name=name)
 
 
@@ -111,11 +115,11 @@ def self_attention(
     # keys become (batch, heads, depth, length), so that the product needs no transposed operand
     parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
     queries, keys, values = (
-        heads(net, x, size.batch, size.heads, order, name=f"{name}.{part}")
-        for x, order, part in parts
+        heads(net, rows, size.batch, size.heads, order, name=f"{name}.{part}")
+        for rows, order, part in parts
     )
-    shares = net.shares(queries, keys, mask, name=name)
-    context = net.batch_matmul(shares, values, name=f"{name}.context")
+    weights = net.shares(queries, keys, mask, name=name)
+    context = net.batch_matmul(weights, values, name=f"{name}.context")
     return linear(net, rows_of(net, context, name=name), size.width, name=f"{name}.out")
 
 
@@ -143,27 +147,32 @@ def encoder_block(
 
 
 # -- BERT (Devlin et al. 2019): uncased vocabulary, with the pooler -------------------------------
-def _embedded(net: Net, ids: Value, kinds: Value, size: Size, vocabulary: int) -> Value:
-    """Append the embedding: layer norm of word + position + sentence, (tokens, width)."""
-    names = (("word", vocabulary), ("position", POSITIONS), ("kind", KINDS))
-    words, places, sorts = (
-        net.seeded(f"embeddings.{name}.weight", (rows, size.width), SPREAD) for name, rows in names
+def _embedded(net: Net, ids: Value, segments: Value, size: Size, vocabulary: int) -> Value:
+    """Append the embedding: layer norm of token + position + segment vectors, (tokens, width)."""
+    names = (("word", vocabulary), ("position", POSITIONS), ("kind", SEGMENTS))
+    token_table, position_table, segment_table = (
+        net.seeded(f"embeddings.{name}.weight", (rows, size.width), WEIGHT_DEVIATION)
+        for name, rows in names
     )
-    x = net.embedding(words, ids, name="embeddings.word")
-    x = net.add(x, net.embedding(sorts, kinds, name="embeddings.kind"), name="embeddings.add1")
-    used = net.slice(places, begin=(0, 0), end=(size.length, size.width), name="embeddings.place")
-    x = net.add(x, used, name="embeddings.add2")
+    token_vectors = net.embedding(token_table, ids, name="embeddings.word")
+    segment_vectors = net.embedding(segment_table, segments, name="embeddings.kind")
+    x = net.add(token_vectors, segment_vectors, name="embeddings.add1")
+    end = (size.length, size.width)
+    positions = net.slice(position_table, begin=(0, 0), end=end, name="embeddings.place")
+    x = net.add(x, positions, name="embeddings.add2")
     rows = net.reshape(x, shape=(size.tokens, size.width), name="embeddings.rows")
     return norm(net, rows, size.epsilon, name="embeddings.norm")
 
 
-def _mask(net: Net, kept: Value, size: Size) -> Value:
+def _mask(net: Net, attention_mask: Value, size: Size) -> Value:
     """Append (1 - mask) * -10000, shaped to be added to (batch, heads, length, length)."""
-    column = net.reshape(kept, shape=(size.batch, 1, 1, size.length), name="mask.reshape")
-    real = net.cast(column, dtype=net.dtype, name="mask.cast")
+    shape = (size.batch, 1, 1, size.length)
+    column = net.reshape(attention_mask, shape=shape, name="mask.reshape")
+    floats = net.cast(column, dtype=net.dtype, name="mask.cast")
     # a mask of 1, 1, 0 becomes 0, 0, -10000
-    turned = net.adds(net.muls(real, number=-1.0, name="mask.neg"), number=1.0, name="mask.not")
-    return net.muls(turned, number=DROPPED, name="mask")
+    negative = net.muls(floats, number=-1.0, name="mask.neg")
+    is_padding = net.adds(negative, number=1.0, name="mask.not")
+    return net.muls(is_padding, number=MASKED_SCORE, name="mask")
 
 
 def _layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:
@@ -175,15 +184,15 @@ def _layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:
 
 
 def bert(name: str, size: Size, dtype: str, vocabulary: int) -> Graph:
-    """Return a BERT of any size: ids, mask, kinds (batch, length) int32 -> rows, pooled."""
+    """Return a BERT of any size: ids, mask, segments (batch, length) int32 -> rows, pooled."""
     check_size(name, size, POSITIONS)
     net = Net(name, dtype)
     shape = (size.batch, size.length)
     ids = net.input("input_ids", shape, "int32")
-    kept = net.input("attention_mask", shape, "int32")
-    kinds = net.input("token_type_ids", shape, "int32")
-    mask = _mask(net, kept, size)
-    x = _embedded(net, ids, kinds, size, vocabulary)
+    attention_mask = net.input("attention_mask", shape, "int32")
+    segments = net.input("token_type_ids", shape, "int32")
+    mask = _mask(net, attention_mask, size)
+    x = _embedded(net, ids, segments, size, vocabulary)
     for i in range(size.layers):
         x = _layer(net, x, size, mask, f"layer{i}")
     hidden = net.reshape(x, shape=(*shape, size.width), name="last_hidden_state")
@@ -199,7 +208,7 @@ def bert_base(
     *,
     dtype: str = "fp32",
     layers: int = 12,
-    vocabulary: int = WORDS,
+    vocabulary: int = VOCABULARY,
 ) -> Graph:
     """Return BERT-base: width 768, 12 heads; fewer `layers` and words make it small to evaluate."""
     return bert("bert_base", Size(768, layers, 12, length, batch, 1e-12), dtype, vocabulary)
@@ -211,7 +220,7 @@ def bert_large(
     *,
     dtype: str = "fp32",
     layers: int = 24,
-    vocabulary: int = WORDS,
+    vocabulary: int = VOCABULARY,
 ) -> Graph:
     """Return BERT-large: width 1024, 16 heads."""
     return bert("bert_large", Size(1024, layers, 16, length, batch, 1e-12), dtype, vocabulary)
@@ -219,10 +228,10 @@ def bert_large(
 
 # -- GPT-2 (Radford et al. 2019): causal attention, output weights tied to the embedding ----------
 def causal(length: int) -> np.ndarray:
-    """Return the mask (1, 1, length, length): 0 up to a token's own position, then `DROPPED`."""
+    """Return the mask (1, 1, length, length): 0 up to a token's position, then `MASKED_SCORE`."""
     # Length 3: rows (0, -1e4, -1e4), (0, 0, -1e4), (0, 0, 0).
     later = np.triu(np.ones((length, length), np.float32), 1)
-    return (later * np.float32(DROPPED)).reshape(1, 1, length, length)
+    return (later * np.float32(MASKED_SCORE)).reshape(1, 1, length, length)
 
 
 def gpt2_small(
@@ -231,16 +240,16 @@ def gpt2_small(
     *,
     dtype: str = "fp32",
     layers: int = 12,
-    vocabulary: int = GPT_WORDS,
+    vocabulary: int = GPT_VOCABULARY,
 ) -> Graph:
     """Return GPT-2 small: input_ids (batch, length) int32 -> logits (batch, length, words)."""
     size = check_size("gpt2_small", Size(768, layers, 12, length, batch, 1e-5), GPT_POSITIONS)
     net = Net("gpt2_small", dtype)
     ids = net.input("input_ids", (batch, length), "int32")
-    words = net.seeded("wte.weight", (vocabulary, size.width), SPREAD)
+    words = net.seeded("wte.weight", (vocabulary, size.width), WEIGHT_DEVIATION)
     kind = TensorType((1, 1, length, length), dtype)
     mask = net.constant(partial(causal, length), kind, "causal_mask")
-    places = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), SPREAD)
+    places = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), WEIGHT_DEVIATION)
     # sequences of 128 tokens use the first 128 of 1024 learned positions
     used = net.slice(places, begin=(0, 0), end=(length, size.width), name="wpe")
     x = net.add(net.embedding(words, ids, name="wte"), used, name="embedded")
@@ -266,10 +275,10 @@ def vit_b16(
     x = net.images(batch, 3, size)
     x = net.conv(x, dims.width, 16, stride=16, pad=(0, 0), name="patches")
     x = net.transpose(net.reshape(x, shape=(batch, dims.width, -1)), perm=(0, 2, 1))
-    token = net.seeded("class_token", (1, 1, dims.width), SPREAD)
+    token = net.seeded("class_token", (1, 1, dims.width), WEIGHT_DEVIATION)
     first = net.expand(token, shape=(batch, 1, dims.width), name="class_token.expand")
     x = net.concat(first, x, axis=1, name="tokens")
-    places = net.seeded("positions", (1, length, dims.width), SPREAD)
+    places = net.seeded("positions", (1, length, dims.width), WEIGHT_DEVIATION)
     x = net.reshape(net.add(x, places), shape=(dims.tokens, dims.width), name="tokens.rows")
     for i in range(layers):
         x = encoder_block(net, x, dims, None, name=f"layer{i}")
