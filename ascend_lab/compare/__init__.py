@@ -181,12 +181,28 @@ def group_of(name: str, rows: list[Compared]) -> Group:
     errors = np.array([row.error for row in rows if row.error is not None])
     below = sum(row.is_below_bound for row in rows)
     if not len(errors):
-        return Group(name, len(rows), 0, None, None, None, below)
+        return Group(
+            group=name,
+            rows=len(rows),
+            timed=0,
+            bias=None,
+            median=None,
+            p90=None,
+            below_bound=below,
+        )
     # exp(mean of log(1 + error)) - 1; a least value keeps a model time of 0 from log(0)
     bias = math.expm1(float(np.mean(np.log1p(np.maximum(errors, -1 + 1e-12)))))
     # without the sign: a model 20 % too slow and one 20 % too fast are equally wrong
     median, p90 = (float(q) for q in np.percentile(np.abs(errors), (50, 90)))
-    return Group(name, len(rows), len(errors), bias, median, p90, below)
+    return Group(
+        group=name,
+        rows=len(rows),
+        timed=len(errors),
+        bias=bias,
+        median=median,
+        p90=p90,
+        below_bound=below,
+    )
 
 
 def compare(path: str | Path, chip: Chip | None = None, like: str = "") -> Comparison:

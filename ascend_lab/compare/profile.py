@@ -150,9 +150,15 @@ def _row(
         # pipes that did nothing are left out
         if share:
             busy[pipe] = share
-    group = row["type"] or "no type"
-    name = row["name"] or f"line {line}"
-    return Measured(name, group, measured_s, work, marks, busy, "; ".join(reasons))
+    return Measured(
+        case=row["name"] or f"line {line}",
+        group=row["type"] or "no type",
+        measured_s=measured_s,
+        work=work,
+        marks=marks,
+        busy=busy,
+        refused="; ".join(reasons),
+    )
 
 
 def _task(row: Mapping[str, str]) -> Task:

@@ -67,20 +67,21 @@ def rms_norm(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     Source: norm/rms_norm, rms_norm_tiling.cpp, rms_norm.h and rms_norm_merge_n.h.
     """
     x, gamma = work.shapes
+    dtype = rows.dtype
     columns = math.prod(gamma)
-    rows = Rows(math.prod(x) // columns, columns, rows.dtype)
-    pitch = aligned(columns, rows.dtype)
+    normalised_rows = Rows(math.prod(x) // columns, columns, dtype)
+    pitch = aligned(columns, dtype)
     cores = chip.cores_of("vector")
-    if len(set(work.dtypes)) > 1 or pitch > LONGEST_NORM[rows.dtype]:
+    if len(set(work.dtypes)) > 1 or pitch > LONGEST_NORM[dtype]:
         return None  # gamma in fp32 with x in 16 bits, or rows that are cut
     # Long rows go one at a time: their sum is folded within the row. Short ones go many at a time,
     # as a repeat of each row is added at once.
     if pitch > MERGED_COLUMNS:
-        return row_launch("rms_norm", chip, rows, 1, _norm_of_one, cores)
-    if rows.dtype in HALF and len(gamma) == 1 and _is_few(x):
+        return row_launch("rms_norm", chip, normalised_rows, 1, _norm_of_one, cores)
+    if dtype in HALF and len(gamma) == 1 and _is_few(x):
         return None
     rows_at_once = (chip.buffers["UB"] - RESERVED_BYTES) // (pitch * 16 + 260)
-    return row_launch("rms_norm_merged", chip, rows, rows_at_once, _norm_of_many, cores)
+    return row_launch("rms_norm_merged", chip, normalised_rows, rows_at_once, _norm_of_many, cores)
 
 
 def _is_few(shape: Sequence[int]) -> bool:

@@ -141,18 +141,28 @@ class RowWriter:
         streams = []
         for side, start in (("right", half), ("left", 0)):
             queue = self._queue(f"{name}_{side}", self.rows.dtype, rows_at_once * pitch, depth)
-            streams.append(Stream(self.k, queue, tensor, half, pitch, columns, start))
+            streams.append(
+                Stream(
+                    k=self.k,
+                    queue=queue,
+                    tensor=tensor,
+                    columns=half,
+                    pitch=pitch,
+                    step=columns,
+                    start=start,
+                )
+            )
         return streams[0], streams[1]
 
     def result(
         self, name: str, columns: int, dtype: str, rows_at_once: int, pitch: int = 0
     ) -> Stream:
         """Return a tensor for results, with room for `rows_at_once` rows in its slot."""
-        pitch = pitch or aligned(columns, dtype)
-        queue = self._queue(
-            name, dtype, max(rows_at_once * pitch, aligned(rows_at_once, dtype)), 1, out=True
-        )
-        return Stream(self.k, queue, self._tensor(name, columns, dtype), columns, pitch, columns)
+        row_pitch = pitch or aligned(columns, dtype)
+        elements = max(rows_at_once * row_pitch, aligned(rows_at_once, dtype))
+        queue = self._queue(name, dtype, elements, 1, out=True)
+        tensor = self._tensor(name, columns, dtype)
+        return Stream(self.k, queue, tensor, columns, row_pitch, columns)
 
     def numbers(self, name: str, rows_at_once: int) -> Stream:
         """Return a result of one fp32 number a row, such as a scale; they are one run in UB."""

@@ -87,7 +87,15 @@ def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
         busy = _busy(work.attributes, measured_s)
     if kernels := row.get("kernels", ""):
         marks.append(f"measured: a sum of kernels ({kernels})")
-    return Measured(case, group, measured_s, work, tuple(marks), busy, "; ".join(reasons))
+    return Measured(
+        case=case,
+        group=group,
+        measured_s=measured_s,
+        work=work,
+        marks=tuple(marks),
+        busy=busy,
+        refused="; ".join(reasons),
+    )
 
 
 def _seconds(text: str) -> float:

@@ -98,17 +98,17 @@ class Layouts:
 
     def lay_out(self, graph: ir.Graph, chip: Chip, start: Start) -> ir.Graph:
         """Return a prepared graph with layouts; `start` is how its kernels will start."""
-        graph = self.assign(graph)
+        laid_out = self.assign(graph)
         if not self.joined:
-            return graph
+            return laid_out
         # the order matters: conversions that cancel would count as costs in the decisions
-        graph = layout.cancel_trans_data(graph)
-        if len(graph.nodes) <= self.most_moved:
-            graph = decide.stay_in_fractals(graph, chip, start)
+        laid_out = layout.cancel_trans_data(laid_out)
+        if len(laid_out.nodes) <= self.most_moved:
+            laid_out = decide.stay_in_fractals(laid_out, chip, start)
         for rewrite in layout_rewrites():
             if rewrite.name not in self.left_out:
-                graph = rewrite.apply(graph, chip, start)
-        return graph
+                laid_out = rewrite.apply(laid_out, chip, start)
+        return laid_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +148,21 @@ class Road:
         """Return the graph after passes, in its number format, and how often each pass matched."""
         # a pass that is switched off is left out; the order of the others stays
         pass_names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
-        graph = in_order(graph) if self.ordered else graph
-        graph, report = run_passes(graph, pass_names)
+        sorted_graph = in_order(graph) if self.ordered else graph
+        rewritten, report = run_passes(sorted_graph, pass_names)
         # formats come last: passes recognise patterns in the formats of the model
         if self.dtype:
-            graph = in_format(graph, self.dtype, self.keep)
-        return graph, report.matches
+            rewritten = in_format(rewritten, self.dtype, self.keep)
+        return rewritten, report.matches
 
     def prepare(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a rewritten graph that contains only operators with kernels."""
+        prepared = graph
         for rewrite in self.apart:
-            graph = rewrite(graph)
+            prepared = rewrite(prepared)
         # without fusion, two convolutions that are added are two kernels
         joint = self.fusion and self.switches.is_on(JOINT)
-        return canonical.canonical(graph, chip, joint=joint)
+        return canonical.canonical(prepared, chip, joint=joint)
 
     def lay_out(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a prepared graph with layouts."""
@@ -217,8 +218,9 @@ def compile_stages(
 
     Raises a typed error naming the node at fault.
     """
-    chip = load_chip(chip) if isinstance(chip, str) else chip
-    return Road(passes, switches or DEFAULT_SWITCHES, dtype, fusion=fusion).stages(graph, chip)
+    loaded_chip = load_chip(chip) if isinstance(chip, str) else chip
+    road = Road(passes, switches or DEFAULT_SWITCHES, dtype, fusion=fusion)
+    return road.stages(graph, loaded_chip)
 
 
 def compile_graph(graph: ir.Graph, chip: Chip | str, *, dtype: str = "fp16") -> tasks.Compiled:
@@ -236,8 +238,8 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
         raise InputError(f"a dtype among {', '.join(DTYPES)}", dtype, "choose one")
     # int8 is for products and convolutions; everything around them runs in fp16
     if dtype == "int8":
-        graph = quantise(graph)[0]
-    return convert(graph, "fp16" if dtype == "int8" else dtype, keep=keep)[0]
+        return convert(quantise(graph)[0], "fp16", keep=keep)[0]
+    return convert(graph, dtype, keep=keep)[0]
 
 
 MAX_ROUNDS = 16

@@ -188,11 +188,12 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
     conversion may come before or after it. Both ways are timed.
     """
     clock = Clock(chip, start)
+    current = graph
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
-        on_fractals = _on_fractals(graph, graph.node(name))
-        if on_fractals and is_quicker(clock, on_fractals, (graph, name)):
-            graph = on_fractals[0]
-    return graph
+        on_fractals = _on_fractals(current, current.node(name))
+        if on_fractals and is_quicker(clock, on_fractals, (current, name)):
+            current = on_fractals[0]
+    return current
 
 
 def _on_fractals(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:

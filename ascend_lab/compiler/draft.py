@@ -100,11 +100,12 @@ class GraphBuilder:
         self, shape: Sequence[int], name: str = "weight", *, scale: float | None = None
     ) -> Value:
         """Declare seeded normal weights, variance 2 / inputs of an output (He et al. 2015)."""
-        name = self.unique(name)
+        unique_name = self.unique(name)
         fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
         # the seed is a hash of the names: the same network has the same weights on every machine
-        data = ir.Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale or math.sqrt(2 / fan_in))
-        return self.constant(data, ir.TensorType(tuple(shape), self.dtype), name)
+        seed = zlib.crc32(f"{self.name}/{unique_name}".encode())
+        data = ir.Seeded(seed, scale or math.sqrt(2 / fan_in))
+        return self.constant(data, ir.TensorType(tuple(shape), self.dtype), unique_name)
 
     def fill(self, shape: Sequence[int], value: float, name: str = "fill") -> Value:
         """Declare a constant with one number everywhere."""
@@ -184,16 +185,16 @@ class Draft:
     def __init__(self, graph: ir.Graph, nodes: Sequence[ir.Node] | None = None) -> None:
         self.graph = graph
         self.reserved = frozenset(() if nodes is None else (n.name for n in graph.nodes))
-        nodes = graph.nodes if nodes is None else nodes
-        self.nodes: dict[str, ir.Node] = {node.name: node for node in nodes}
+        first_nodes = graph.nodes if nodes is None else nodes
+        self.nodes: dict[str, ir.Node] = {node.name: node for node in first_nodes}
         self.types: dict[str, ir.TensorType] = dict(graph.types)
         self.constants: dict[str, ir.Constant] = dict(graph.constants)
         self.outputs = frozenset(graph.outputs)
         self.narrowed = set(graph.narrowed)
         self.aliases: dict[str, str] = {}
         self.changes = 0
-        self.made = {out: node.name for node in nodes for out in node.outputs}
-        self.uses = Counter(name for node in nodes for name in set(node.inputs))
+        self.made = {out: node.name for node in first_nodes for out in node.outputs}
+        self.uses = Counter(name for node in first_nodes for name in set(node.inputs))
         self.uses.update(graph.outputs)
 
     # -- queries --------------------------------------------------------------------------------
@@ -263,11 +264,11 @@ class Draft:
     # -- adding ---------------------------------------------------------------------------------
     def add(self, constant: ir.Constant, name: str = "const") -> str:
         """Add a constant; return its name."""
-        name = self.new_name(name)
-        self.types[name] = constant.type
-        self.constants[name] = constant
+        unique_name = self.new_name(name)
+        self.types[unique_name] = constant.type
+        self.constants[unique_name] = constant
         self.changes += 1
-        return name
+        return unique_name
 
     def insert(
         self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any] | None = None, name: str = ""
@@ -319,11 +320,11 @@ class Draft:
     # -- changing -------------------------------------------------------------------------------
     def replace(self, old_name: str, new_name: str) -> None:
         """Let all readers of a tensor, and the graph's outputs, read another one instead."""
-        new_name = self.resolve(new_name)
+        resolved = self.resolve(new_name)
         # nodes keep the old name in their inputs; `current` resolves it when they are looked at
-        if old_name != new_name:
-            self.aliases[old_name] = new_name
-            self.uses[new_name] += self.uses[old_name]
+        if old_name != resolved:
+            self.aliases[old_name] = resolved
+            self.uses[resolved] += self.uses[old_name]
             self.changes += 1
 
     def become(

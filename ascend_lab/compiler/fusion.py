@@ -227,12 +227,16 @@ def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
         # sums of the cube leave through the vector unit, which can only do elementwise work then
         cube = any(kinds[n.name] == "cube" for n in node_group)
         allowed = FOLLOWERS["cube" if cube else kinds[node.name]]
-        return all(
-            kinds[n.name] in allowed
-            and _blocks(graph, n) == _blocks(graph, node)
-            and (group[n.name] is node_group or all(kinds[m.name] != "cube" for m in group[n.name]))
-            for n in path
-        )
+        for follower in path:
+            fits = kinds[follower.name] in allowed
+            if not fits or _blocks(graph, follower) != _blocks(graph, node):
+                return False
+            other_group = group[follower.name]
+            has_cube = any(kinds[n.name] == "cube" for n in other_group)
+            # a kernel has one product: two groups with a product each are not merged
+            if other_group is not node_group and has_cube:
+                return False
+        return True
 
     for node in graph.nodes:
         dominator = parents[node.name]

@@ -86,6 +86,7 @@ class Hosted:
         return {entry.name: values[entry.name] for entry in self.model.graph.output}
 
     def _values(self, part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a part writes, computed from the known tensors that it reads."""
         reads, writes = h.ends(part.nodes, self.tensors_read_outside)
         model = h.sub_model(self.model, part.nodes, reads, writes, known)
         if part.imported is not None:
@@ -301,7 +302,14 @@ class _Placer:
                 continue
             name = self.model.graph.name or "model"
             return Hosted(
-                name, self.chip, self.model, parts, problem, placement, self.reasons, self.values
+                name=name,
+                chip=self.chip,
+                model=self.model,
+                parts=parts,
+                problem=problem,
+                placement=placement,
+                reasons=self.reasons,
+                values=self.values,
             )
 
     def _works_timed_in_parts(self, rule: Hosted) -> list[Work]:

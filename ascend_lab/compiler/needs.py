@@ -176,12 +176,14 @@ class Needs:
         return prod(float(m.mean()) for m in self.masks[name] if m is not None)
 
     def _add(self, name: str, masks: Masks) -> None:
-        masks = tuple(None if m is None or m.all() else m for m in masks)
+        """Enter the need of one reader of a tensor; of several needs the largest is kept."""
+        shortened = tuple(None if m is None or m.all() else m for m in masks)
         previous = self.masks.get(name)
-        self.masks[name] = masks if any(m is not None for m in masks) else ()
-        if previous is not None and self.share(name) < prod(
-            float(m.mean()) for m in previous if m is not None
-        ):
+        self.masks[name] = shortened if any(m is not None for m in shortened) else ()
+        if previous is None:
+            return
+        previous_share = prod(float(m.mean()) for m in previous if m is not None)
+        if self.share(name) < previous_share:
             self.masks[name] = previous
 
     def _needs_of(self, node: Node) -> Iterable[tuple[str, Masks]]:

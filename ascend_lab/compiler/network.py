@@ -360,6 +360,7 @@ def _metadata_event(name: str, tid: int, value: str) -> dict[str, Any]:
 
 
 def _work_event(name: str, start: float, length: float, tid: int, args: Any) -> dict[str, Any]:
+    """Return the event of a bar in row `tid` of the trace; start and length are microseconds."""
     return {
         "name": name,
         "ph": "X",

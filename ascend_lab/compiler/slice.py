@@ -141,6 +141,12 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
     different ranges of a tensor, a `slice` cuts out what each needs.
     """
     draft = Draft(graph, nodes=())
+
+    def part(tensor: str, row_range: Range, column_range: Range) -> str:
+        tile_rows = rows.within_piece(tensor, row_range)
+        tile_columns = cols.within_piece(tensor, column_range)
+        return _part(draft, tensor, tile_rows, tile_columns)
+
     for tensor in rows.need:
         kind = graph.types[tensor]
         sizes = (*kind.shape[:2], rows.width(tensor), cols.width(tensor))
@@ -154,28 +160,14 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
         # the node's rules for columns, after its rows have been cut
         rules = operator_of(node.op).slice_rules(shapes, by_rows.attrs)
         by_columns = cut(rules, shapes, by_rows.attrs, COLUMNS, cols.need[node.output])
-        reads = tuple(
-            _part(
-                draft,
-                tensor,
-                rows.within_piece(tensor, r[ROWS]),
-                cols.within_piece(tensor, c[COLUMNS]),
-            )
-            if ROWS in r
-            else tensor
-            for tensor, r, c in zip(node.inputs, by_rows.ranges, by_columns.ranges, strict=True)
-        )
-        tile_node = replace(node, inputs=reads, attrs=given_attrs(node.op, dict(by_columns.attrs)))
+        reads = list[str]()
+        for tensor, r, c in zip(node.inputs, by_rows.ranges, by_columns.ranges, strict=True):
+            is_cut = ROWS in r
+            reads.append(part(tensor, r[ROWS], c[COLUMNS]) if is_cut else tensor)
+        attrs = given_attrs(node.op, dict(by_columns.attrs))
+        tile_node = replace(node, inputs=tuple(reads), attrs=attrs)
         draft.put(tile_node, *(draft.types[n] for n in node.outputs))
-    outs = tuple(
-        _part(
-            draft,
-            n,
-            rows.within_piece(n, rows.output_ranges[n]),
-            cols.within_piece(n, cols.output_ranges[n]),
-        )
-        for n in graph.outputs
-    )
+    outs = tuple(part(n, rows.output_ranges[n], cols.output_ranges[n]) for n in graph.outputs)
     read = {n for node in draft.nodes.values() for n in node.inputs} | set(outs)
     constants = {n: c for n, c in graph.constants.items() if n in read}
     nodes = tuple(draft.nodes.values())

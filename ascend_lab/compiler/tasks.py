@@ -139,36 +139,39 @@ def on_ai_cpu(piece: Piece, chip: Chip, error: errors.AscendLabError) -> Lowered
         )
         for names in (piece.graph.inputs, piece.graph.outputs)
     )
-    factor_bytes = 0
-    if is_int32_product:  # both factors of all multiplications
-        x, weight = (types[name] for name in node.inputs[:2])
-        # multiplications per result: Ci * Kh * Kw of a convolution, K of a product
-        depth = math.prod(weight.shape[1:])
-        if node.op in PRODUCTS:
-            depth = x.shape[-2 if node.attr("trans_a", False) else -1]
-        pair_bytes = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
-        factor_bytes = piece.output.elements * depth * pair_bytes
     kernel = CpuKernel(
         f"{node.op} on the {engine}",
         (),
         reads=reads,
         writes=writes,
-        factor_bytes=factor_bytes,
+        factor_bytes=_factor_bytes(piece) if is_int32_product else 0,
         reason=str(error),
         engine=engine,
     )
     return Lowered(kernel)
 
 
+def _factor_bytes(piece: Piece) -> int:
+    """Return the bytes of both factors of all multiplications of a product or convolution."""
+    node = piece.graph.nodes[0]
+    x, weight = (piece.type(name) for name in node.inputs[:2])
+    # multiplications per result: Ci * Kh * Kw of a convolution, K of a product
+    depth = math.prod(weight.shape[1:])
+    if node.op in PRODUCTS:
+        depth = x.shape[-2 if node.attr("trans_a", False) else -1]
+    pair_bytes = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
+    return piece.output.elements * depth * pair_bytes
+
+
 def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) -> CpuTimeline:
     """Return the time of an operator on the AI CPU; with `memory` its tensors pass through L2."""
-    memory = memory or DeviceMemory.of(chip)
-    addresses = memory.addresses(kernel.tensors)
+    device_memory = memory or DeviceMemory.of(chip)
+    addresses = device_memory.addresses(kernel.tensors)
     accesses = [Access(b.name, addresses[b.name], b.size_bytes) for b in kernel.reads]
     accesses += [
         Access(b.name, addresses[b.name], b.size_bytes, is_write=True) for b in kernel.writes
     ]
-    outcome = memory.l2.touch(accesses)
+    outcome = device_memory.l2.touch(accesses)
     read_bytes, written_bytes = (
         sum(b.size_bytes for b in buffers) for buffers in (kernel.reads, kernel.writes)
     )
@@ -254,6 +257,7 @@ def compile_tasks(
 
 
 def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -> Task:
+    """Return the task of a group: a view, a kernel, or a single operator on the AI CPU."""
     piece = lowering.piece_of(graph, group)
     lowered = None
     # a view needs no kernel
@@ -303,8 +307,8 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
     price = _priced_start(piece, chip, start)
     cycles, mix_cycles = _cycles(piece, chip, _dependencies(piece), warm, price)
     # inside a super kernel a mix kernel starts with a barrier over "both" types of cores
-    start = "both" if start == "across" and mix_cycles else start
-    return cycles + start_cycles(chip, start, mix_cycles)
+    barrier: Start = "both" if start == "across" and mix_cycles else start
+    return cycles + start_cycles(chip, barrier, mix_cycles)
 
 
 def _priced_start(piece: Piece, chip: Chip, start: Start) -> Start:
@@ -338,6 +342,8 @@ def _lowered(
     dependencies: Dependencies,
     start: Start,
 ) -> Lowered:
+    """Return the kernel of a piece; raise `GraphError` if it stores a tensor in another layout."""
+
     def cached(other_piece: Piece) -> Lowered:
         return _lowered(other_piece, chip, choice, dependencies, start)
 
@@ -357,6 +363,7 @@ def _lowered(
 def _cycles(
     piece: Piece, chip: Chip, dependencies: Dependencies, warm: bool, start: Start
 ) -> tuple[int, int]:
+    """Return a kernel's cycles, and those that a launch on cube and vector cores adds."""
     lowered = _lowered(piece, chip, None, dependencies, start)
     memory = None
     if warm and lowered.near is not None:

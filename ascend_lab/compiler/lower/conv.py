@@ -4,9 +4,10 @@ The elementwise operators after a convolution run in the same kernel as its epil
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -262,8 +263,8 @@ def _depthwise_weights(array: ir.Values) -> ir.Values:
 def packed_weights(shape: kernels.ConvShape, array: ir.Values) -> ir.Values:
     """Return the weights packed for the cube; those of padded features are 0."""
     # 20 features of bytes are computed as 32: `in_pairs` has added 12
-    array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
-    return pack_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
+    padded = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
+    return pack_weights(shape, padded.astype(numpy_type(shape.dtype), copy=False))
 
 
 def conv_job(
@@ -432,20 +433,12 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     y = piece.graph.outputs[0]
     types = [piece.type(n) for n in node.inputs]
     settings = ir.operator_of(node.op).settings(node.attrs)
-    stride, pads, dilation = geometry(settings["stride"], settings["pad"], settings["dilation"])
     is_depthwise = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
     formats = {types[0].dtype, types[1].dtype, image_type.dtype}
+    _, _, dilation = geometry(settings["stride"], settings["pad"], settings["dilation"])
     is_plain_fp16 = formats == {"fp16"} and dilation == (1, 1) and not followers
     if weight not in piece.constants and is_depthwise and is_plain_fp16:
-        (n, c, h, w) = image_type.shape
-        (r, s) = types[1].shape[2:]
-        flat_pads = (*pads[0], *pads[1])
-        image = kernels.ConvShape(
-            n=n, c=c, h=h, w=w, k=c, r=r, s=s, stride=stride, pad=flat_pads, groups=c
-        )
-        launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
-        adding = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
-        return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), adding)))
+        return _depthwise_deconv(piece, settings, chip)
     refuse_computed(piece, weight)
     shapes = tuple(t.shape for t in types)
     dtypes = tuple(t.dtype for t in types)
@@ -465,6 +458,23 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
         launches.append(isa.renamed(launch, names))
         forms[name] = partial(_phase_weights, shape, phase.place.weight)
     return Lowered(isa.Kernel(node.op, tuple(launches)), forms)
+
+
+def _depthwise_deconv(piece: Piece, settings: Mapping[str, Any], chip: Chip) -> Lowered:
+    """Return a depthwise transposed convolution with computed weights, on the vector unit."""
+    node = piece.graph.nodes[0]
+    (x, weight) = node.inputs
+    (n, c, h, w) = piece.type(node.output).shape
+    (r, s) = piece.type(weight).shape[2:]
+    stride, pads, _ = geometry(settings["stride"], settings["pad"], settings["dilation"])
+    flat_pads = (*pads[0], *pads[1])
+    image = kernels.ConvShape(
+        n=n, c=c, h=h, w=w, k=c, r=r, s=s, stride=stride, pad=flat_pads, groups=c
+    )
+    launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
+    names = {"grad": x, "weight": PACKED, "y": piece.graph.outputs[0]}
+    packing = pack_launch(piece.type(weight), weight, chip)
+    return Lowered(isa.Kernel(node.op, (packing, isa.renamed(launch, names))))
 
 
 def _phase_weights(shape: kernels.DeconvShape, name: str, array: ir.Values) -> ir.Values:

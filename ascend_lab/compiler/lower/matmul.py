@@ -76,25 +76,26 @@ def lower_product(
     shape, epilogue = product_job(piece, chip)
     finish = _finish(piece, node, shape)
     main = _tile_type(piece.type(node.output))
-    if tiling is None:
+    chosen_tiling = tiling
+    if chosen_tiling is None:
         # activations were just written and mostly hit L2; weights come from memory
         warm = frozenset(
             side
             for side, name in zip("ab", node.inputs, strict=True)
-            if _likely_held(piece, name, chip)
+            if _likely_in_l2(piece, name, chip)
         )
-        tiling = matmul.default_product(shape, chip, epilogue, finish, warm, start)
+        chosen_tiling = matmul.default_product(shape, chip, epilogue, finish, warm, start)
     operands: Iterable[Operand] = epilogue.operands if epilogue else ()
     # with K divided among cores a second phase adds up the parts, then computes the epilogue
-    if tiling.split_k > 1:
+    if chosen_tiling.split_k > 1:
         operands = ep.operands_of(piece, piece.graph.nodes[1:], main)[1].values()
     elif epilogue and epilogue.width == PAIR:
         main = replace(main, dtype="int8")
     forms |= ep.operand_forms(operands, piece, main)
-    kernel = matmul.product_kernel(shape, chip, tiling, epilogue, finish)
+    kernel = matmul.product_kernel(shape, chip, chosen_tiling, epilogue, finish)
     tensors = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
     phases = tuple(isa.renamed(phase, tensors) for phase in kernel.phases)
-    return Lowered(isa.Kernel("matmul", phases), forms, tiling=tiling)
+    return Lowered(isa.Kernel("matmul", phases), forms, tiling=chosen_tiling)
 
 
 def _matrix_forms(
@@ -118,7 +119,7 @@ def _matrix_forms(
     return forms
 
 
-def _likely_held(piece: Piece, name: str, chip: Chip) -> bool:
+def _likely_in_l2(piece: Piece, name: str, chip: Chip) -> bool:
     """Tell whether L2 likely holds an operand: just written, and at most half as large as L2."""
     kind = piece.type(name)
     size_bytes = kind.elements * DTYPE_BYTES[kind.dtype]
@@ -183,7 +184,15 @@ def _as_weight_gradient(
     out_dtype = piece.output.dtype
     height = rows // isa.FRACTAL  # 512 rows are an image of 32 x 16 pixels
     shape = kernels.ConvShape(
-        1, columns, height, isa.FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype
+        n=1,
+        c=columns,
+        h=height,
+        w=isa.FRACTAL,
+        k=k,
+        r=1,
+        s=1,
+        dtype=dtype,
+        out_dtype=out_dtype,
     )
     tensors = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
     zeros = {"zeros": np.zeros(ZEROS, formats.numpy_type(dtype))}

@@ -72,16 +72,17 @@ class PreparedModel(BackendRep):
     def _named(self, inputs: Any) -> dict[str, Values]:
         """Return the inputs by name, as arrays; raise an error for sequences and optionals."""
         needed = f"inputs {', '.join(self.inputs)}"
+        by_name = inputs
         # one array, or a list of arrays in the model's order
         if not isinstance(inputs, Mapping):
             arrays = list(inputs) if isinstance(inputs, Sequence) else [inputs]
             if len(arrays) != len(self.inputs):
                 raise InputError(needed, f"{len(arrays)} values", "one each")
-            inputs = dict(zip(self.inputs, arrays, strict=True))
-        if set(inputs) != set(self.inputs):
-            raise InputError(needed, ", ".join(inputs), "check the names")
+            by_name = dict(zip(self.inputs, arrays, strict=True))
+        if set(by_name) != set(self.inputs):
+            raise InputError(needed, ", ".join(by_name), "check the names")
         feed = {}
-        for name, value in inputs.items():
+        for name, value in by_name.items():
             if isinstance(value, onnx.TensorProto):
                 value = numpy_helper.to_array(value)  # noqa: PLW2901
             if not isinstance(value, np.ndarray | np.generic | int | float):

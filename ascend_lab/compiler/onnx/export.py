@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from ascend_lab import output
-from ascend_lab.compiler.ir import Fill, Graph, Node, operator_of
+from ascend_lab.compiler.ir import Fill, Graph, Node, TensorType, operator_of
 from ascend_lab.compiler.onnx import export_writer, quantised  # noqa: F401 - its rules
 from ascend_lab.compiler.onnx.elementwise import COMPARISONS, LIBRARY_OPERATORS
 from ascend_lab.compiler.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
@@ -118,26 +118,26 @@ def _site(graph: Graph, node: Node, writer: Writer) -> Site:
     if not any(_format(graph, name) == "int64" for name in names):
         types = graph.in_types(node), graph.out_types(node)
         return Site(node.op, writer, node.inputs, *types, settings)
+
+    def format_in_node(name: str) -> str:
+        # a cast has the formats of the file; all other operators here have int64 for int32
+        dtype = graph.types[name].dtype
+        if node.op == "cast":
+            return _format(graph, name)
+        return "int64" if dtype == "int32" else dtype
+
+    def types_in_node(names: Sequence[str]) -> tuple[TensorType, ...]:
+        return tuple(replace(graph.types[name], dtype=format_in_node(name)) for name in names)
+
+    inputs = list[str]()
+    for name in node.inputs:
+        fits = _format(graph, name) == format_in_node(name)
+        inputs.append(name if fits else writer.emit("Cast", name, to=INT64)[0])
+    out_types = types_in_node(node.outputs)
     if node.op == "cast":
-        in_formats, out_formats = (
-            [_format(graph, n) for n in side] for side in (node.inputs, node.outputs)
-        )
-        settings = {**settings, "dtype": out_formats[0]}
-        inputs = node.inputs
-    else:
-        in_formats, out_formats = (
-            ["int64" if graph.types[n].dtype == "int32" else graph.types[n].dtype for n in side]
-            for side in (node.inputs, node.outputs)
-        )
-        inputs = tuple(
-            name if _format(graph, name) == dtype else writer.emit("Cast", name, to=INT64)[0]
-            for name, dtype in zip(node.inputs, in_formats, strict=True)
-        )
-    sides = [
-        tuple(replace(graph.types[n], dtype=d) for n, d in zip(names, dtypes, strict=True))
-        for names, dtypes in ((node.inputs, in_formats), (node.outputs, out_formats))
-    ]
-    return Site(node.op, writer, inputs, sides[0], sides[1], settings)
+        settings = {**settings, "dtype": out_types[0].dtype}
+    in_types = types_in_node(node.inputs)
+    return Site(node.op, writer, tuple(inputs), in_types, out_types, settings)
 
 
 INT64 = export_writer.ONNX_TYPES["int64"]
@@ -443,6 +443,7 @@ def _pads(site: Site) -> tuple[int, int, int, int]:
 
 @rule("conv2d", "depthwise_conv2d", "conv_transpose2d")
 def _convolution(site: Site) -> Result:
+    """Return a convolution; an image padded with other numbers than 0 gets a Pad before it."""
     attrs = site.attrs
     onnx_attrs: dict[str, Any] = {
         "pads": _pads(site),
@@ -462,7 +463,11 @@ def _convolution(site: Site) -> Result:
         around = site.writer.ints((0, 0, top, left, 0, 0, bottom, right))
         image = site.one("Pad", site.inputs[0], around, site.writer.number(border, site.dtype))
         onnx_attrs["pads"] = (0, 0, 0, 0)
-        site = replace(site, inputs=(image, *site.inputs[1:]))
+        return _convolved(replace(site, inputs=(image, *site.inputs[1:])), op, onnx_attrs)
+    return _convolved(site, op, onnx_attrs)
+
+
+def _convolved(site: Site, op: str, onnx_attrs: dict[str, Any]) -> str:
     if site.dtype == "int8":
         return _int8_convolution(site, op, onnx_attrs)
     return site.one(op, *site.factors(), **onnx_attrs)

@@ -258,7 +258,8 @@ def find(node: NodeProto, opset: int) -> Converter:
             if standard.min_inputs < standard.max_inputs
             else f"{standard.max_inputs}"
         )
-        needed = f"{where} ({node.op_type}): {count} input{'s' * (standard.max_inputs > 1)}"
+        plural = "s" if standard.max_inputs > 1 else ""
+        needed = f"{where} ({node.op_type}): {count} input{plural}"
         raise UnsupportedError(needed, str(len(node.input)), "correct the node")
     return known_converter
 

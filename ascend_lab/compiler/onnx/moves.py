@@ -203,7 +203,8 @@ def _padded_by_elements(
                 str(pad_before + size + pad_after),
             )
         # `reflect` does not repeat the border element; `wrap` does, and can pad one element more
-        if mode != "edge" and max(pad_before, pad_after) >= size + (mode == "wrap"):
+        max_pad = size if mode == "wrap" else size - 1
+        if mode != "edge" and max(pad_before, pad_after) > max_pad:
             ctx.unsupported(
                 f"pads that axis {axis} of size {size} can fill", f"{pad_before}, {pad_after}"
             )

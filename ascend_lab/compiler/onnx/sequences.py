@@ -201,6 +201,7 @@ def _rnn_cell(layer: _Layer, x: Value, states: States) -> States:
 
 
 def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
+    """Return h' = (1 - z) n + z h with gates z and r, and the candidate n of x and r h."""
     ctx = layer.ctx
     (h,) = states
     gates = layer.gates(x, h, 0, 2)
@@ -212,13 +213,13 @@ def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
     else:
         from_state = layer.project(1, ctx.emit("mul", reset_gate, h), 2, 3)
     candidate = layer.active(1, ctx.emit("add", candidate, from_state))
-    kept_difference = ctx.emit(
-        "mul", update_gate, ctx.emit("sub", h, candidate)
-    )  # (1 - z) fresh + z h
+    # (1 - z) n + z h = n + z (h - n)
+    kept_difference = ctx.emit("mul", update_gate, ctx.emit("sub", h, candidate))
     return (ctx.emit("add", candidate, kept_difference),)
 
 
 def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
+    """Return h' = o tanh(c') and c' = f c + i g, with gates i, o, f and the cell's input g."""
     ctx = layer.ctx
     (h, c) = states
     gates = layer.gates(x, h, 0, 4)

@@ -294,7 +294,9 @@ def _dft(ctx: Context) -> Value:
     n = x.shape[axis]
     is_half_spectrum = bool(ctx.attr("onesided") and ctx.attr("inverse"))
     # a one-sided spectrum of 9 pairs belongs to a signal of 2 * (9 - 1) = 16 numbers
-    length = int(ctx.scalar(1)) if ctx.has(1) else (2 * (n - 1) if is_half_spectrum else n)
+    length = 2 * (n - 1) if is_half_spectrum else n
+    if ctx.has(1):
+        length = int(ctx.scalar(1))
     if (
         axis == rank - 1
         or parts not in (1, 2)

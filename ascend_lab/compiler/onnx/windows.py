@@ -7,6 +7,7 @@ reach beyond the image.
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -191,22 +192,12 @@ def _conv_transpose(ctx: Context) -> Value:
     ]
     # the output's size is given, and the pads follow from it: full size minus target
     if output_shape or auto_pad.startswith("SAME"):
-        target = tuple(n * s for n, s in zip(image_size, window.stride, strict=True))
-        target = (
-            (*leading_ones, *output_shape[-len(spatial) :])
-            if output_shape
-            else (*leading_ones, *target[len(leading_ones) :])
-        )
-        totals = [
-            n + e - t for n, e, t in zip(full_sizes, full_output_padding, target, strict=True)
-        ]
-        if negative_pads := [-total for total in totals if total < 0]:
-            ctx.unsupported(
-                "an output_shape that needs no output_padding", f"{negative_pads[0]} missing"
-            )
-        window = replace(
-            window, pads=(_split_pads(totals[0], auto_pad), _split_pads(totals[1], auto_pad))
-        )
+        strides = window.stride[len(leading_ones) :]
+        target = tuple(n * s for n, s in zip(spatial, strides, strict=True))
+        if output_shape:
+            target = tuple(output_shape[-len(spatial) :])
+        padded = [n + e for n, e in zip(full_sizes, full_output_padding, strict=True)]
+        window = replace(window, pads=_pads_to(ctx, padded, (*leading_ones, *target)))
     check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *full_sizes))
     values = [as_image(ctx, ctx.input(i)) for i in range(2)]
     values += [ctx.input(2)] if ctx.has(2) else []
@@ -216,6 +207,17 @@ def _conv_transpose(ctx: Context) -> Value:
         "groups": ctx.attr("group"),
     }
     return as_row(ctx, ctx.emit("conv_transpose2d", *values, **settings), len(shape))
+
+
+def _pads_to(ctx: Context, full_sizes: Sequence[int], target: Shape) -> tuple[Pair, Pair]:
+    """Return the pads that cut a transposed convolution's result to a size."""
+    auto_pad = ctx.attr("auto_pad")
+    totals = [full_size - size for full_size, size in zip(full_sizes, target, strict=True)]
+    if negative_pads := [-total for total in totals if total < 0]:
+        ctx.unsupported(
+            "an output_shape that needs no output_padding", f"{negative_pads[0]} missing"
+        )
+    return _split_pads(totals[0], auto_pad), _split_pads(totals[1], auto_pad)
 
 
 # -- pooling --------------------------------------------------------------------------------------

@@ -44,23 +44,24 @@ def convert(
     that they read or write. A product among them reads `dtype`, as the cube does, and writes its
     sums in `source`. Raises `InputError` for a name that no node has.
     """
+    split_graph = graph
+    kept_nodes = keep
     if keep:
-        graph, keep = _split_gemms(graph, _node_names(graph, keep))
-    if not any(kind.dtype == source for kind in graph.types.values()):
-        return graph, 0
-    conversion = _Conversion(graph, dtype, source, keep)
-    for node in graph.nodes:
+        split_graph, kept_nodes = _split_gemms(graph, _node_names(graph, keep))
+    types = split_graph.types
+    if not any(kind.dtype == source for kind in types.values()):
+        return split_graph, 0
+    conversion = _Conversion(split_graph, dtype, source, kept_nodes)
+    for node in split_graph.nodes:
         conversion.append(node)
     if not conversion.changed_count:
-        return graph, 0
+        return split_graph, 0
     # callers expect outputs in the new format, except those of nodes that `keep` names
-    for name in graph.outputs:
-        maker = graph.producers.get(name)
-        keeps_format = maker is not None and maker.name in keep
-        if (
-            not keeps_format
-            and graph.types[name].dtype == conversion.draft.types[name].dtype == source
-        ):
+    for name in split_graph.outputs:
+        maker = split_graph.producers.get(name)
+        keeps_format = maker is not None and maker.name in kept_nodes
+        is_unchanged = types[name].dtype == conversion.draft.types[name].dtype == source
+        if is_unchanged and not keeps_format:
             conversion.cast_output(name)
     return conversion.draft.finish(), conversion.changed_count
 
