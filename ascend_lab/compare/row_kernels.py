@@ -80,7 +80,9 @@ def rms_norm(work: Work, rows: Rows, chip: Chip) -> Launch | None:
         return row_launch("rms_norm", chip, normalised_rows, 1, _norm_of_one, cores)
     if dtype in HALF and len(gamma) == 1 and _is_few(x):
         return None
-    rows_at_once = (chip.buffers["UB"] - RESERVED_BYTES) // (pitch * 16 + 260)
+    # bytes of UB for a row, as the source's tiling counts them
+    row_bytes = pitch * 16 + 260
+    rows_at_once = (chip.buffers["UB"] - RESERVED_BYTES) // row_bytes
     return row_launch("rms_norm_merged", chip, normalised_rows, rows_at_once, _norm_of_many, cores)
 
 
@@ -275,8 +277,10 @@ def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | N
     if len(work.shapes) != 3 or rows.dtype not in HALF:
         return None
     pitch = aligned(rows.columns, "int8")
-    weights = 3 * 2 * pitch + 768  # gamma and two optional rows of smoothing
-    rows_at_once = (chip.buffers["UB"] - weights) // (16 * pitch + 8)
+    # both numbers of bytes as the source's tiling counts them
+    constant_bytes = 3 * 2 * pitch + 768  # gamma and two optional rows of smoothing
+    row_bytes = 16 * pitch + 8
+    rows_at_once = (chip.buffers["UB"] - constant_bytes) // row_bytes
     if rows_at_once < 1:
         return None
     rows_at_once = min(rows_at_once, MAX_ROWS)
@@ -366,7 +370,9 @@ def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     smoothing_inputs = len(work.shapes) - (3 if is_int32 else 1)
     if smoothing_inputs not in (0, 1) or not (is_int32 or rows.dtype in HALF):
         return None
-    longest = chip.buffers["UB"] // (45 if is_int32 else 25) // 32 * 32
+    # bytes of UB for a number of a half row, as the source's tiling counts them
+    number_bytes = 45 if is_int32 else 25
+    longest = chip.buffers["UB"] // number_bytes // 32 * 32
     if half > longest:
         return None
     cores = chip.cores_of("vector")

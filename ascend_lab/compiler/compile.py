@@ -85,25 +85,25 @@ class Layouts:
     """How the tensors of a prepared graph get their layouts, and which improvements are tried.
 
     - assign: gives every tensor a layout
-    - joined: remove conversions that cancel; if False they stay where operators put them, and
-      the improvements below are not tried
-    - most_moved: largest number of nodes of a graph whose rows may be moved to fractals
+    - cancels_conversions: remove conversions that cancel; if False they stay where operators put
+      them, and the improvements below are not tried
+    - max_moved_nodes: largest number of nodes of a graph whose rows may be moved to fractals
     - left_out: names of the rewrites of layouts (`rules.layout_rewrites`) that do not run
     """
 
     assign: Callable[[ir.Graph], ir.Graph] = layout.assign_layouts
-    joined: bool = True
-    most_moved: float = float("inf")
+    cancels_conversions: bool = True
+    max_moved_nodes: float = float("inf")
     left_out: frozenset[str] = frozenset()
 
     def lay_out(self, graph: ir.Graph, chip: Chip, start: Start) -> ir.Graph:
         """Return a prepared graph with layouts; `start` is how its kernels will start."""
         laid_out = self.assign(graph)
-        if not self.joined:
+        if not self.cancels_conversions:
             return laid_out
         # the order matters: conversions that cancel would count as costs in the decisions
         laid_out = layout.cancel_trans_data(laid_out)
-        if len(laid_out.nodes) <= self.most_moved:
+        if len(laid_out.nodes) <= self.max_moved_nodes:
             laid_out = decide.stay_in_fractals(laid_out, chip, start)
         for rewrite in layout_rewrites():
             if rewrite.name not in self.left_out:
@@ -123,7 +123,8 @@ class Road:
     - keep: names of nodes that stay in fp32
     - ordered: sort nodes by `in_order`, so that the order in a file does not matter; a training
       step keeps its own order, in which backward frees what forward kept
-    - apart: more rewrites of operators that have no kernel, run before those of `canonical`
+    - operator_rewrites: more rewrites of operators that have no kernel, run before those of
+      `canonical`
 
     Layouts and kernels:
 
@@ -136,7 +137,7 @@ class Road:
     passes: Sequence[str] = DEFAULT
     switches: Switches = DEFAULT_SWITCHES
     dtype: str = "fp16"
-    apart: tuple[Callable[[ir.Graph], ir.Graph], ...] = ()
+    operator_rewrites: tuple[Callable[[ir.Graph], ir.Graph], ...] = ()
     layouts: Layouts = Layouts()
     fusion: bool = True
     start: Start = "queued"
@@ -158,7 +159,7 @@ class Road:
     def prepare(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a rewritten graph that contains only operators with kernels."""
         prepared = graph
-        for rewrite in self.apart:
+        for rewrite in self.operator_rewrites:
             prepared = rewrite(prepared)
         # without fusion, two convolutions that are added are two kernels
         joint = self.fusion and self.switches.is_on(JOINT)

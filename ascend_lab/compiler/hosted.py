@@ -87,7 +87,7 @@ class Hosted:
 
     def _values(self, part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a part writes, computed from the known tensors that it reads."""
-        reads, writes = h.ends(part.nodes, self.tensors_read_outside)
+        reads, writes = h.reads_and_writes(part.nodes, self.tensors_read_outside)
         model = h.sub_model(self.model, part.nodes, reads, writes, known)
         if part.imported is not None:
             graph = part.imported.graph
@@ -398,7 +398,7 @@ class _Placer:
         """Return nodes as a graph and its kernels; inputs that decide shapes are fixed."""
         ids = {id(node) for node in nodes}
         later = [n for node in self.nodes if id(node) not in ids for n in h.all_reads(node)]
-        reads, writes = h.ends(nodes, [*self.outputs, *later])
+        reads, writes = h.reads_and_writes(nodes, [*self.outputs, *later])
         inner = [name for name in reads if name not in self.known]
         model = h.sub_model(self.model, nodes, reads, writes, self.values, self.known)
         shapes = {name: self.values[name].shape for name in inner}

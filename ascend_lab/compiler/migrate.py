@@ -186,7 +186,7 @@ def _without_rewrites(source: ModelProto, feed: Mapping[str, Any]) -> ModelProto
             used.update(h.all_reads(node))
             live.insert(0, node)
     inputs = [entry.name for entry in tensors.inputs_of(source.graph)]
-    reads, _ = h.ends(live, outputs)
+    reads, _ = h.reads_and_writes(live, outputs)
     reads = list(dict.fromkeys((*inputs, *reads)))
     model = h.sub_model(source, live, reads, outputs, {**h.constants_of(source), **feed})
     return _with_declared_outputs(model, source)
@@ -393,8 +393,10 @@ def _with_source_types(model: ModelProto, graph: Graph, imported: Imported) -> M
         )
         (casts_in if is_input else casts_out).append(cast)
         for node in model.graph.node:
-            for ends in (node.input, node.output):
-                ends[:] = [inner if end == name else end for end in ends]
+            for tensor_names in (node.input, node.output):
+                tensor_names[:] = [
+                    inner if tensor_name == name else tensor_name for tensor_name in tensor_names
+                ]
         for stored in model.graph.initializer:
             stored.name = inner if stored.name == name else stored.name
         tensor.elem_type = element_type
@@ -490,8 +492,8 @@ def _advice(node: NodeProto, verdict: str, source: ModelProto) -> str:
     from onnx import TensorProto
 
     entries = (*source.graph.value_info, *tensors.inputs_of(source.graph), *source.graph.output)
-    ends = {*node.input, *node.output}
-    kinds = Counter(e.type.tensor_type.elem_type for e in entries if e.name in ends)
+    tensor_names = {*node.input, *node.output}
+    kinds = Counter(e.type.tensor_type.elem_type for e in entries if e.name in tensor_names)
     # texts and lists have no tensors: no chip computes them
     if TensorProto.STRING in kinds or "Sequence" in node.op_type or "String" in node.op_type:
         return TEXT_ADVICE

@@ -26,6 +26,7 @@ from ascend_lab.compiler.ir import Fill, Graph, Node, rules_of
 from ascend_lab.operators.ops import slicing
 
 Mask = NDArray[np.bool_] | None
+"""Which indices of an axis are needed; None: all."""
 Masks = tuple[Mask, ...]
 PRODUCTS = ("matmul", "batch_matmul", "gemm", "attention_scores", "attention_context")
 ATTENTION = ("attention", "flash_attention")

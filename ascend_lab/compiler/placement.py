@@ -39,6 +39,7 @@ from ascend_lab.machine.sim.l2 import L2, Access, Scratch
 from ascend_lab.operators.ops.slicing import Range
 
 ALIGNMENT_BYTES = 512
+"""Addresses of tensors are multiples of this number."""
 
 
 # -- live bytes, before anything is compiled -------------------------------------------------------
@@ -232,9 +233,11 @@ def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, 
 
 # -- in L2 -----------------------------------------------------------------------------------------
 PAGE_BYTES = 128 * 1024
+"""Unit in which a buffer's space is given out: 300 KiB take three pages."""
 MAX_BUFFER_TENSORS = 8
 """Largest number of tensors that a buffer holds."""
 Places = Mapping[str, tuple[int, int]]
+"""(address, bytes) by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ def _compiler(graph: Graph, chip: Chip) -> Callable[[frozenset[str]], Compiled]:
         road = Road(
             passes.DEFAULT if "rewriting" in on else (),
             dtype="fp16",
-            layouts=Layouts(partial(assign_layouts, follow=follow), joined=follow),
+            layouts=Layouts(partial(assign_layouts, follow=follow), cancels_conversions=follow),
             fusion="fusion" in on,
         )
         return road.stages(graph, believed).compiled

@@ -1,6 +1,8 @@
 """Lowers convolutions and transposed convolutions on NC1HWC0 images to kernels.
 
-The elementwise operators after a convolution run in the same kernel as its epilogue.
+The elementwise operators after a convolution run in the same kernel as its epilogue: relu(conv(x))
+is one kernel. It may also compute a second convolution whose sums are added in L0C: `beside` holds
+that one, here and in `ConvShape`.
 """
 
 import math

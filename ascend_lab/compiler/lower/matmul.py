@@ -1,4 +1,8 @@
-"""Lowers matrix products on fractals to kernels; elementwise operators after them are fused."""
+"""Lowers matrix products on fractals to kernels; elementwise operators after them are fused.
+
+relu(x w + b) becomes one kernel: the bias and the relu are its epilogue, which is computed on the
+sums on their way to memory.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

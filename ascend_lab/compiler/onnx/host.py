@@ -78,12 +78,12 @@ class _Host:
     """Computes a model on the host: the values so far, and the evaluators of its nodes."""
 
     def __init__(
-        self, onnx: Any, model: ModelProto, values: dict[str, Any], wanted: Sequence[str]
+        self, onnx: Any, model: ModelProto, values: dict[str, Any], needed_names: Sequence[str]
     ) -> None:
         self.onnx = onnx
         self.model = model
         self.values = values
-        self.wanted = wanted
+        self.needed_names = needed_names
         self.opset = version_of(model)
         self.has_runtime = importlib.util.find_spec("onnxruntime") is not None
 
@@ -101,7 +101,7 @@ class _Host:
                 node for _, later_nodes in parts[i + 1 :] for node in later_nodes
             ]
             reads = [name for node in later_nodes_of_model for name in all_reads(node)]
-            self.compute_part(names, nodes_of_part, [*self.wanted, *reads])
+            self.compute_part(names, nodes_of_part, [*self.needed_names, *reads])
 
     def evaluators(self, node: NodeProto) -> tuple[str, ...]:
         """Return the installed evaluators that are correct for a node; raise if there is none."""
@@ -112,33 +112,33 @@ class _Host:
         raise self.refused(node, [])
 
     def compute_part(
-        self, names: tuple[str, ...], nodes: Sequence[NodeProto], wanted: Sequence[str]
+        self, names: tuple[str, ...], nodes: Sequence[NodeProto], needed_names: Sequence[str]
     ) -> None:
         """Compute nodes by their common evaluator; if it raises an error, compute each half."""
         try:
-            self.values.update(self.run_evaluator(names[0], nodes, wanted))
+            self.values.update(self.run_evaluator(names[0], nodes, needed_names))
         except Exception as error:  # evaluators raise any type of exception
             reason = f"{names[0]}: {_first_line(error)}"
         else:
             return
         if len(nodes) == 1:
-            self.compute_node(nodes[0], self.evaluators(nodes[0])[1:], wanted, reason)
+            self.compute_node(nodes[0], self.evaluators(nodes[0])[1:], needed_names, reason)
             return
         # an evaluator does not say which node it refuses: six halvings find the node among 64
         half = len(nodes) // 2
         # the first half must also return tensors that only the second half reads
         reads = [name for node in nodes[half:] for name in all_reads(node)]
-        self.compute_part(names, nodes[:half], [*wanted, *reads])
-        self.compute_part(names, nodes[half:], wanted)
+        self.compute_part(names, nodes[:half], [*needed_names, *reads])
+        self.compute_part(names, nodes[half:], needed_names)
 
     def compute_node(
-        self, node: NodeProto, names: Sequence[str], wanted: Sequence[str], reason: str
+        self, node: NodeProto, names: Sequence[str], needed_names: Sequence[str], reason: str
     ) -> None:
         """Compute one node by the first of the other evaluators that does not raise an error."""
         reasons = [reason]
         for name in names:
             try:
-                self.values.update(self.run_evaluator(name, [node], wanted))
+                self.values.update(self.run_evaluator(name, [node], needed_names))
             except Exception as error:  # as above
                 reasons.append(f"{name}: {_first_line(error)}")
             else:
@@ -146,22 +146,22 @@ class _Host:
         raise self.refused(node, reasons)
 
     def run_evaluator(
-        self, name: str, nodes: Sequence[NodeProto], wanted: Sequence[str]
+        self, evaluator: str, nodes: Sequence[NodeProto], needed_names: Sequence[str]
     ) -> dict[str, Any]:
-        """Return the tensors in `wanted` that nodes write, computed by one evaluator."""
-        reads, writes = ends(nodes, wanted)
+        """Return the tensors in `needed_names` that nodes write, computed by one evaluator."""
+        reads, writes = reads_and_writes(nodes, needed_names)
         # weights are stored in the model of the part, values computed so far are its inputs
         sub = sub_model(self.model, nodes, reads, writes, self.values)
         stored = {tensor.name for tensor in sub.graph.initializer}
         feed = {name: self.values[name] for name in reads if name not in stored}
         if not writes:
             return {}
-        run = {RUNTIME: _onnxruntime, REFERENCE: _reference, GRAPH: _own_graph}[name]
+        run = {RUNTIME: _onnxruntime, REFERENCE: _reference, GRAPH: _own_graph}[evaluator]
         try:
             results = run(sub, writes, feed)
         except Exception:
             # the runtime may be older than the file's version of an operator
-            older = _in_oldest_opset(sub, self.onnx) if name == RUNTIME else None
+            older = _in_oldest_opset(sub, self.onnx) if evaluator == RUNTIME else None
             if older is None:
                 raise
             results = run(older, writes, feed)
@@ -315,11 +315,13 @@ def all_reads(node: NodeProto) -> list[str]:
     return list(dict.fromkeys(reads))
 
 
-def ends(nodes: Sequence[NodeProto], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names that nodes read from outside, and those in `wanted` that they write."""
+def reads_and_writes(
+    nodes: Sequence[NodeProto], needed_names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the names that nodes read from outside, and which of `needed_names` they write."""
     written = {name for node in nodes for name in node.output if name}
     reads = [name for node in nodes for name in all_reads(node) if name not in written]
-    return list(dict.fromkeys(reads)), [n for n in dict.fromkeys(wanted) if n in written]
+    return list(dict.fromkeys(reads)), [n for n in dict.fromkeys(needed_names) if n in written]
 
 
 def sub_model(

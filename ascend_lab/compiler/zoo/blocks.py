@@ -172,7 +172,7 @@ class Net(GraphBuilder):
         gamma = self.seeded(f"{name}.gamma", shape or (1, x.shape[1], 1, 1), 0.02, BRANCH)
         return self.add(start, self.mul(x, gamma, name=f"{name}.scale"), name=f"{name}.add")
 
-    def shares(
+    def attention_weights(
         self, q: Value, k: Value, mask: Value | None = None, *, name: str, **how: bool
     ) -> Value:
         """Append softmax(q k / sqrt(depth) + mask)."""
@@ -219,6 +219,7 @@ def image_network(
     default_size = size
 
     def builder_of(layers: Layers) -> Callable[..., Graph]:
+        """Return the builder of the network that these layers make."""
         title: str = name or getattr(layers, "__name__", "")
 
         def build_graph(batch: int, size: int, dtype: str, classes: int, **more: float) -> Graph:

@@ -56,7 +56,17 @@ def vgg16(net: Net, x: Value, classes: int) -> Value:
     return _classifier(net, x, classes)
 
 
-SQUEEZED = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
+FIRE_FEATURES = (
+    (16, 64),
+    (16, 64),
+    (32, 128),
+    (32, 128),
+    (48, 192),
+    (48, 192),
+    (64, 256),
+    (64, 256),
+)
+"""Features of SqueezeNet's fire modules: after the 1 x 1 that squeezes, of each of two branches."""
 
 
 def _squeezenet(
@@ -67,7 +77,7 @@ def _squeezenet(
     `stem` is kernel and features of the first layer, `pooled` the fire modules after a pooling.
     """
     x = net.conv_act(x, stem[1], stem[0], stride=2, pad=(0, 0), name="conv1")
-    for i, (squeezed, expanded) in enumerate(SQUEEZED, 2):
+    for i, (squeezed, expanded) in enumerate(FIRE_FEATURES, 2):
         if i in pooled:
             x = net.pool_up(x, 3, 2, name=f"pool{i}")
         x = net.conv_act(x, squeezed, name=f"fire{i}.squeeze")

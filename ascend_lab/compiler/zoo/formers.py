@@ -12,7 +12,7 @@ from ascend_lab.compiler.zoo.blocks import Net, family
 from ascend_lab.compiler.zoo.transformers import WEIGHT_DEVIATION, heads, linear, mlp, norm, rows_of
 
 # -- Mobile-Former: an image and a few learned tokens ---------------------------------------------
-FORMER = {
+MOBILE_FORMERS = {
     "26m": (4, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
     "52m": (1, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
     "96m": (1, 12, 4, 128, 1280, "2,12,1 D6,16 D6,32 3,32 D6,64 4,64 6,88 D6,128 6,128"),
@@ -66,7 +66,7 @@ def _tokens_attend_to_image(net: Net, x: Value, tokens: Value, name: str) -> Val
     q = heads(net, q, n, MAP_HEADS, (0, 2, 1, 3), name=f"{name}.q")
     # keys and values are the image itself: no weights
     k = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
-    context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
+    context = net.batch_matmul(net.attention_weights(q, k, name=name), k, trans_b=True)
     context = rows_of(net, context, name=name)
     gate = net.hard_sigmoid(linear(net, tokens, c, name=f"{name}.gate"))
     context = net.mul(context, net.muls(gate, number=2.0))
@@ -81,7 +81,7 @@ def _tokens_attend_to_tokens(net: Net, tokens: Value, n: int, name: str) -> Valu
     q = heads(net, q, n, TOKEN_HEADS, (0, 2, 1, 3), name=f"{name}.q")
     # tokens are keys and values: (n, heads, depth, tokens), transposed where they are values
     k = heads(net, tokens, n, TOKEN_HEADS, (0, 2, 3, 1), name=f"{name}.k")
-    context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
+    context = net.batch_matmul(net.attention_weights(q, k, name=name), k, trans_b=True)
     context = rows_of(net, context, name=name)
     tokens = net.add(tokens, linear(net, context, d, name=f"{name}.out"))
     tokens = norm(net, tokens, 1e-5, name=f"{name}.norm1")
@@ -97,15 +97,15 @@ def _image_attends_to_tokens(net: Net, x: Value, tokens: Value, name: str) -> Va
         for part in (f"{name}.k", f"{name}.v")
     )
     q = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
-    weights = net.shares(q, k, name=name, trans_a=True)
+    weights = net.attention_weights(q, k, name=name, trans_a=True)
     return net.add(x, net.reshape(net.batch_matmul(v, weights, trans_b=True), shape=x.shape))
 
 
-def _first_token(net: Net, t: Value, n: int) -> Value:
+def _first_token(net: Net, token_rows: Value, n: int) -> Value:
     """Append the first token of each image, cut from the rows of all tokens."""
-    tokens = net.reshape(t, shape=(n, -1, t.shape[1]))
-    token = net.slice(tokens, begin=(0, 0, 0), end=(n, 1, t.shape[1]))
-    return net.reshape(token, shape=(n, t.shape[1]))
+    tokens = net.reshape(token_rows, shape=(n, -1, token_rows.shape[1]))
+    token = net.slice(tokens, begin=(0, 0, 0), end=(n, 1, token_rows.shape[1]))
+    return net.reshape(token, shape=(n, token_rows.shape[1]))
 
 
 def _dynamic_relu(net: Net, x: Value, tokens: Value, name: str) -> Value:
@@ -173,7 +173,7 @@ def _former_block(
 
 
 class FormerSizes(NamedTuple):
-    """A row of `FORMER`: the sizes of a Mobile-Former, and its blocks as text."""
+    """A row of `MOBILE_FORMERS`: the sizes of a Mobile-Former, and its blocks as text."""
 
     groups: int
     stem: int
@@ -188,8 +188,10 @@ def _mobile_former(sizes: FormerSizes, net: Net, x: Value, classes: int) -> Valu
     groups, stem, tokens, width, last_features, text = sizes
     n = x.shape[0]
     first_block, *blocks = text.split()
-    t = net.seeded("tokens", (1, tokens, width), 1.0)
-    t = net.reshape(net.expand(t, shape=(n, tokens, width)), shape=(n * tokens, width))
+    token_rows = net.seeded("tokens", (1, tokens, width), 1.0)
+    token_rows = net.reshape(
+        net.expand(token_rows, shape=(n, tokens, width)), shape=(n * tokens, width)
+    )
     x = start = net.conv_norm(x, stem, 3, stride=2, act="relu6", name="stem")
     expansion, features, stride = (int(k) for k in first_block.split(","))
     x = net.relu6(_expanded_depthwise(net, x, stem * expansion, 1, stride, "first.wide"))
@@ -199,11 +201,11 @@ def _mobile_former(sizes: FormerSizes, net: Net, x: Value, classes: int) -> Valu
     if x.shape == start.shape:
         x = net.add(x, start)
     for i, block in enumerate(blocks, 1):
-        x, t = _former_block(net, x, t, block, groups, f"block{i}")
-    t = _tokens_attend_to_image(net, x, t, "last.see")
+        x, token_rows = _former_block(net, x, token_rows, block, groups, f"block{i}")
+    token_rows = _tokens_attend_to_image(net, x, token_rows, "last.see")
     x = net.conv_norm(x, 6 * x.shape[1], groups=groups, act="", name="last")
     pooled = net.hard_swish(net.global_avg_pool(x))
-    y = net.concat(net.flat(pooled), _first_token(net, t, n), axis=1)
+    y = net.concat(net.flat(pooled), _first_token(net, token_rows, n), axis=1)
     y = net.dense(y, last_features, name="fc1")
     column = net.norm(net.reshape(y, shape=(n, last_features, 1, 1)), name="fc1.bn")
     y = net.flat(net.hard_swish(column), name="fc1.row")
@@ -211,13 +213,13 @@ def _mobile_former(sizes: FormerSizes, net: Net, x: Value, classes: int) -> Valu
 
 
 # -- EfficientFormer ------------------------------------------------------------------------------
-FORMER_V1 = {
+EFFICIENTFORMERS = {
     "l1": ((48, 96, 224, 448), (3, 2, 6, 4), 1),
     "l3": ((64, 128, 320, 512), (4, 4, 12, 6), 4),
     "l7": ((96, 192, 384, 768), (6, 6, 18, 8), 8),
 }
 """Widths and depths of the stages, and how many of the last blocks are attention."""
-FORMER_V2 = {
+EFFICIENTFORMERS_V2 = {
     "s0": ((32, 48, 96, 176), ("44", "44", "433344", "4334"), 2),
     "s1": ((32, 48, 120, 224), ("444", "444", "443333444", "443344"), 2),
     "s2": ((32, 64, 144, 288), ("4444", "4444", "443333334444", "44333344"), 4),
@@ -265,7 +267,7 @@ def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
     # 8 heads of 32 + 32 + 128 numbers: 1536 columns
     q, k, v = net.split(y, sizes=(KEY_DEPTH, KEY_DEPTH, value_depth), axis=3)
     bias = _distance_biases(net, side, 1, f"{name}.bias")
-    weights = net.shares(q, k, bias, name=name, trans_b=True)
+    weights = net.attention_weights(q, k, bias, name=name, trans_b=True)
     y = rows_of(net, net.batch_matmul(weights, v), name=name)
     x = net.branch(x, linear(net, y, width, name=f"{name}.out"), name=f"{name}.mix", shape=(width,))
     y = mlp(net, norm(net, x, 1e-5, name=f"{name}.norm2"), 4 * width, "gelu", name=f"{name}.mlp")
@@ -419,9 +421,9 @@ BUILDERS: tuple[Callable[..., Graph], ...] = (
     *family(
         "mobile_former_",
         _mobile_former,
-        {name: (FormerSizes(*row),) for name, row in FORMER.items()},
+        {name: (FormerSizes(*row),) for name, row in MOBILE_FORMERS.items()},
         multiple=32,
     ),
-    *family("efficientformer_", _efficientformer, FORMER_V1, multiple=32),
-    *family("efficientformer_v2_", _efficientformer_v2, FORMER_V2, multiple=32),
+    *family("efficientformer_", _efficientformer, EFFICIENTFORMERS, multiple=32),
+    *family("efficientformer_v2_", _efficientformer_v2, EFFICIENTFORMERS_V2, multiple=32),
 )

@@ -118,7 +118,7 @@ def self_attention(
         heads(net, rows, size.batch, size.heads, order, name=f"{name}.{part}")
         for rows, order, part in parts
     )
-    weights = net.shares(queries, keys, mask, name=name)
+    weights = net.attention_weights(queries, keys, mask, name=name)
     context = net.batch_matmul(weights, values, name=f"{name}.context")
     return linear(net, rows_of(net, context, name=name), size.width, name=f"{name}.out")
 
@@ -175,7 +175,7 @@ def _mask(net: Net, attention_mask: Value, size: Size) -> Value:
     return net.muls(is_padding, number=MASKED_SCORE, name="mask")
 
 
-def _layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:
+def _bert_layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:
     """Append attention and the MLP; each is added to its input, and a layer norm follows."""
     y = self_attention(net, x, size, mask, name=f"{name}.attn")
     x = norm(net, net.add(y, x, name=f"{name}.add1"), size.epsilon, name=f"{name}.norm1")
@@ -194,7 +194,7 @@ def bert(name: str, size: Size, dtype: str, vocabulary: int) -> Graph:
     mask = _mask(net, attention_mask, size)
     x = _embedded(net, ids, segments, size, vocabulary)
     for i in range(size.layers):
-        x = _layer(net, x, size, mask, f"layer{i}")
+        x = _bert_layer(net, x, size, mask, f"layer{i}")
     hidden = net.reshape(x, shape=(*shape, size.width), name="last_hidden_state")
     first = net.slice(hidden, begin=(0, 0, 0), end=(size.batch, 1, size.width), name="first")
     row = net.reshape(first, shape=(size.batch, size.width), name="first.rows")
@@ -246,18 +246,18 @@ def gpt2_small(
     size = check_size("gpt2_small", Size(768, layers, 12, length, batch, 1e-5), GPT_POSITIONS)
     net = Net("gpt2_small", dtype)
     ids = net.input("input_ids", (batch, length), "int32")
-    words = net.seeded("wte.weight", (vocabulary, size.width), WEIGHT_DEVIATION)
+    token_table = net.seeded("wte.weight", (vocabulary, size.width), WEIGHT_DEVIATION)
     kind = TensorType((1, 1, length, length), dtype)
     mask = net.constant(partial(causal, length), kind, "causal_mask")
-    places = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), WEIGHT_DEVIATION)
+    position_table = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), WEIGHT_DEVIATION)
     # sequences of 128 tokens use the first 128 of 1024 learned positions
-    used = net.slice(places, begin=(0, 0), end=(length, size.width), name="wpe")
-    x = net.add(net.embedding(words, ids, name="wte"), used, name="embedded")
+    positions = net.slice(position_table, begin=(0, 0), end=(length, size.width), name="wpe")
+    x = net.add(net.embedding(token_table, ids, name="wte"), positions, name="embedded")
     x = net.reshape(x, shape=(size.tokens, size.width), name="embedded.rows")
     for i in range(layers):
         x = encoder_block(net, x, size, mask, name=f"h{i}")
     x = norm(net, x, size.epsilon, name="ln_f")
-    scores = net.matmul(x, words, trans_b=True, name="lm_head")
+    scores = net.matmul(x, token_table, trans_b=True, name="lm_head")
     return net.finish(net.reshape(scores, shape=(batch, length, vocabulary), name="logits"))
 
 
@@ -271,25 +271,25 @@ def vit_b16(
     net = Net("vit_b16", dtype)
     # 224 x 224 pixels are 14 x 14 patches; with one token for the class 197
     length = (size // 16) ** 2 + 1
-    dims = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
+    sizes = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
     x = net.images(batch, 3, size)
-    x = net.conv(x, dims.width, 16, stride=16, pad=(0, 0), name="patches")
-    x = net.transpose(net.reshape(x, shape=(batch, dims.width, -1)), perm=(0, 2, 1))
-    token = net.seeded("class_token", (1, 1, dims.width), WEIGHT_DEVIATION)
-    first = net.expand(token, shape=(batch, 1, dims.width), name="class_token.expand")
+    x = net.conv(x, sizes.width, 16, stride=16, pad=(0, 0), name="patches")
+    x = net.transpose(net.reshape(x, shape=(batch, sizes.width, -1)), perm=(0, 2, 1))
+    token = net.seeded("class_token", (1, 1, sizes.width), WEIGHT_DEVIATION)
+    first = net.expand(token, shape=(batch, 1, sizes.width), name="class_token.expand")
     x = net.concat(first, x, axis=1, name="tokens")
-    places = net.seeded("positions", (1, length, dims.width), WEIGHT_DEVIATION)
-    x = net.reshape(net.add(x, places), shape=(dims.tokens, dims.width), name="tokens.rows")
+    positions = net.seeded("positions", (1, length, sizes.width), WEIGHT_DEVIATION)
+    x = net.reshape(net.add(x, positions), shape=(sizes.tokens, sizes.width), name="tokens.rows")
     for i in range(layers):
-        x = encoder_block(net, x, dims, None, name=f"layer{i}")
-    x = net.reshape(norm(net, x, dims.epsilon, name="norm"), shape=(batch, length, dims.width))
-    x = net.slice(x, begin=(0, 0, 0), end=(batch, 1, dims.width), name="first")
-    x = net.reshape(x, shape=(batch, dims.width))
+        x = encoder_block(net, x, sizes, None, name=f"layer{i}")
+    x = net.reshape(norm(net, x, sizes.epsilon, name="norm"), shape=(batch, length, sizes.width))
+    x = net.slice(x, begin=(0, 0, 0), end=(batch, 1, sizes.width), name="first")
+    x = net.reshape(x, shape=(batch, sizes.width))
     return net.finish(net.dense(x, classes, name="head"))
 
 
 # -- MobileViT ------------------------------------------------------------------------------------
-PATCH = 2
+PATCH_SIZE = 2
 
 
 def _unfolded(net: Net, x: Value, order: tuple[int, ...]) -> Value:
@@ -297,8 +297,10 @@ def _unfolded(net: Net, x: Value, order: tuple[int, ...]) -> Value:
     n, d, h, w = x.shape
     # (1, 96, 32, 32): (1536, 2, 16, 2), transposed to (1536, 16, 2, 2), reshaped to (1, 96, 256, 4)
     # with 256 patches of 2 x 2 pixels
-    x = net.reshape(x, shape=(n * d * h // PATCH, PATCH, w // PATCH, PATCH))
-    x = net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=(n, d, h * w // PATCH**2, PATCH**2))
+    x = net.reshape(x, shape=(n * d * h // PATCH_SIZE, PATCH_SIZE, w // PATCH_SIZE, PATCH_SIZE))
+    x = net.reshape(
+        net.transpose(x, perm=(0, 2, 1, 3)), shape=(n, d, h * w // PATCH_SIZE**2, PATCH_SIZE**2)
+    )
     return net.transpose(x, perm=order)
 
 
@@ -306,11 +308,11 @@ def _folded(net: Net, x: Value, order: tuple[int, ...], shape: tuple[int, ...]) 
     """Append the inverse of `_unfolded`."""
     n, d, h, w = shape
     x = net.transpose(x, perm=order)
-    x = net.reshape(x, shape=(n * d * h // PATCH, w // PATCH, PATCH, PATCH))
+    x = net.reshape(x, shape=(n * d * h // PATCH_SIZE, w // PATCH_SIZE, PATCH_SIZE, PATCH_SIZE))
     return net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=shape)
 
 
-def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
+def _mobilevit_block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
     """Append convolutions, transformer layers over patches, and a concatenation with the input."""
     channels = start.shape[1]
     x = net.conv_norm(start, channels, 3, act="silu", name=f"{name}.local")
@@ -318,12 +320,12 @@ def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
     n, d, h, w = shape = x.shape
     # pixels at the same position of all patches are one sequence
     # (1, 144, 32, 32): 4 sequences of 256 tokens
-    size = Size(d, 0, 4, h * w // PATCH**2, n * PATCH**2, 1e-5)
+    size = Size(d, 0, 4, h * w // PATCH_SIZE**2, n * PATCH_SIZE**2, 1e-5)
     x = net.reshape(_unfolded(net, x, (0, 3, 2, 1)), shape=(size.tokens, d))
     for i in range(layers):
         x = encoder_block(net, x, size, None, name=f"{name}.{i}", hidden=(2 * width, "silu"))
     x = norm(net, x, size.epsilon, name=f"{name}.norm")
-    x = net.reshape(x, shape=(n, PATCH**2, size.length, d))
+    x = net.reshape(x, shape=(n, PATCH_SIZE**2, size.length, d))
     x = _folded(net, x, (0, 3, 2, 1), shape)
     x = net.conv_norm(x, channels, act="silu", name=f"{name}.down")
     x = net.concat(start, x, axis=1, name=f"{name}.concat")
@@ -343,23 +345,25 @@ def mobilevit_block(
 
     x (batch, channels, size, size) keeps its shape; raises `InputError` for an odd size.
     """
-    if size % PATCH:
+    if size % PATCH_SIZE:
         raise InputError("mobilevit_block: an even size", str(size), "pad the image")
     net = Net("mobilevit_block", dtype)
-    return net.finish(_block(net, net.images(batch, channels, size), width, layers, "mvit"))
+    return net.finish(
+        _mobilevit_block(net, net.images(batch, channels, size), width, layers, "mvit")
+    )
 
 
-VIT_SIZES = {
+MOBILEVIT_SIZES = {
     "xxs": (2, (16, 24, 48, 64, 80), (64, 80, 96), 320),
     "xs": (4, (32, 48, 64, 80, 96), (96, 120, 144), 384),
     "s": (4, (32, 64, 96, 128, 160), (144, 192, 240), 640),
 }
 """Expansion, features of five stages, widths of the transformers, features of the last layer."""
-LAYERS = (2, 4, 3)
+MOBILEVIT_LAYERS = (2, 4, 3)
 
 
-class ViTSizes(NamedTuple):
-    """A row of `VIT_SIZES`: the sizes of a MobileViT."""
+class MobileViTSizes(NamedTuple):
+    """A row of `MOBILEVIT_SIZES`: the sizes of a MobileViT."""
 
     expansion: int
     features: tuple[int, ...]
@@ -367,7 +371,7 @@ class ViTSizes(NamedTuple):
     last_features: int
 
 
-def _mobilevit(sizes: ViTSizes, net: Net, x: Value, classes: int) -> Value:
+def _mobilevit(sizes: MobileViTSizes, net: Net, x: Value, classes: int) -> Value:
     """Return MobileViT: inverted residuals and three MobileViT blocks."""
     expansion, features, widths, last_features = sizes
     x = net.conv_norm(x, 16, 3, stride=2, act="silu", name="stem")
@@ -378,10 +382,12 @@ def _mobilevit(sizes: ViTSizes, net: Net, x: Value, classes: int) -> Value:
         block = Inverted(expansion * x.shape[1], stage_features, stride=stride, act="silu")
         x = inverted(net, x, block, f"mv2.{i}")
     for i, (stage_features, width, layers) in enumerate(
-        zip(later_features, widths, LAYERS, strict=True), 3
+        zip(later_features, widths, MOBILEVIT_LAYERS, strict=True), 3
     ):
         block = Inverted(expansion * x.shape[1], stage_features, stride=2, act="silu")
-        x = _block(net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit")
+        x = _mobilevit_block(
+            net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit"
+        )
     x = net.conv_norm(x, last_features, act="silu", name="last")
     return net.head(x, classes)
 
@@ -412,13 +418,13 @@ def _linear_attention(net: Net, x: Value, name: str) -> Value:
     # each token has one score, d numbers of its key and d of its value
     y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
     scores, keys, values = net.split(y, sizes=(1, d, d), axis=1)
-    weighed = net.mul(keys, net.softmax(scores, axis=-1))
+    weighted_keys = net.mul(keys, net.softmax(scores, axis=-1))
     # one context vector for each sequence: the cost grows with the tokens only
-    context = net.reduce_sum(weighed, axis=(3,), keepdims=True)
+    context = net.reduce_sum(weighted_keys, axis=(3,), keepdims=True)
     return net.conv(net.mul(net.relu(values), context), d, name=f"{name}.out")
 
 
-def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
+def _mobilevit_v2_block(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
     """Append a depthwise layer and blocks of linear attention over patches of 2 x 2 pixels."""
     c = x.shape[1]
     x = net.depthwise(x, act="silu", name=f"{name}.local")
@@ -446,10 +452,12 @@ def _mobilevit_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value
     ):
         block = Inverted(rounded(2 * x.shape[1]), stage_features, stride=stride, act="silu")
         x = inverted(net, x, block, f"mv2.{i}")
-    for i, (stage_features, layers) in enumerate(zip(later_features, LAYERS, strict=True), 3):
+    for i, (stage_features, layers) in enumerate(
+        zip(later_features, MOBILEVIT_LAYERS, strict=True), 3
+    ):
         block = Inverted(rounded(2 * x.shape[1]), stage_features, stride=2, act="silu")
         x = inverted(net, x, block, f"stage{i}.mv2")
-        x = _block_v2(net, x, rounded(stage_features / 2), layers, f"stage{i}.mvit")
+        x = _mobilevit_v2_block(net, x, rounded(stage_features / 2), layers, f"stage{i}.mvit")
     return net.head(x, classes)
 
 
@@ -457,7 +465,7 @@ MOBILEVITS = (
     *family(
         "mobilevit_",
         _mobilevit,
-        {name: (ViTSizes(*row),) for name, row in VIT_SIZES.items()},
+        {name: (MobileViTSizes(*row),) for name, row in MOBILEVIT_SIZES.items()},
         size=256,
         multiple=64,
     ),
