@@ -43,12 +43,12 @@ def canonical(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
 
     With `joint`, two convolutions whose results are added may become one kernel.
     """
-    graph = _move_reshapes_down(
-        _flatten_products(_split_operators(_split_attention(pruned(graph), chip)))
-    )
+    without_attention = _split_attention(pruned(graph), chip)
+    flat = _flatten_products(_split_operators(without_attention))
+    rewritten = _move_reshapes_down(flat)
     for rewrite in operator_rewrites():
-        graph = rewrite(graph, chip, joint)
-    return merged_products(graph, chip)
+        rewritten = rewrite(rewritten, chip, joint)
+    return merged_products(rewritten, chip)
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -172,6 +172,7 @@ def _full_mask(draft: Draft, mask: str, node: Node) -> str:
 
 # -- operators in parts ---------------------------------------------------------------------------
 def _split_operators(graph: Graph) -> Graph:
+    """Replace gemm, batch norm and others by operators that have kernels, as the module says."""
     draft = Draft(graph)
     for node in draft:
         expanded = ""
@@ -193,6 +194,7 @@ def _split_operators(graph: Graph) -> Graph:
 
 
 def _gemm(draft: Draft, node: Node) -> str:
+    """Insert alpha a b + beta c as a product, factors and a sum; return the tensor of the sum."""
     a, b, *biases = node.inputs
     transposes = {key: node.attr(key, False) for key in ("trans_a", "trans_b")}
     product = draft.insert("matmul", (a, b), transposes, node.name)

@@ -13,7 +13,7 @@ and outputs are on the device, as for other networks; constants are on both side
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -231,13 +231,19 @@ class _Placer:
     """Places a model: the seconds of each node on each engine, the minimum cut, the parts."""
 
     def __init__(
-        self, model: ModelProto, chip: Chip, values: Mapping[str, Any], dtype: str, media: float
+        self,
+        model: ModelProto,
+        chip: Chip,
+        values: Mapping[str, Any],
+        dtype: str,
+        media_pixels_per_s: float,
     ) -> None:
+        """Find the nodes to place: those that an output needs and that are not constant."""
         self.model = model
         self.chip = chip
         self.values = values
         self.dtype = dtype
-        self.media_rate = media
+        self.media_rate = media_pixels_per_s
         self.outputs = [entry.name for entry in model.graph.output]
         self.known = {tensor.name for tensor in model.graph.initializer}
         self.reasons: dict[str, str] = {}
@@ -273,40 +279,34 @@ class _Placer:
         }
         # first the published rule, which makes parts; then the cut, with the seconds that nodes
         # take on the core inside these parts
-        rule = self._compiling_placement(Problem(works, copy_s), Problem.cheapest_engine)
-        problem = Problem(self._works_timed_in_parts(rule), copy_s)
-        rule = replace(rule, problem=problem, placement=problem.placed(rule.placement.engines))
+        first = self._compiling_placement(Problem(works, copy_s), Problem.cheapest_engine)
+        problem = Problem(self._works_timed_in_parts(first), copy_s)
+        by_rule = replace(first, problem=problem, placement=problem.placed(first.placement.engines))
         exact = self._compiling_placement(problem, Problem.exact)
         # the cut minimises the sum of single nodes' times; as parts, the rule's may be faster
-        return min(exact, rule, key=lambda hosted: hosted.timeline().time_s)
+        return min(exact, by_rule, key=lambda hosted: hosted.timeline().time_s)
 
     def _compiling_placement(
         self, problem: Problem, choose: Callable[[Problem], Placement]
     ) -> Hosted:
         """Return a placement whose parts all compile: nodes that are refused leave the core."""
+        remaining = problem
         while True:
-            placement = choose(problem)
+            placement = choose(remaining)
             try:
                 parts = tuple(self._part(*group) for group in self._groups(placement))
             except _RefusedError as error:
                 names, reason = error.args
                 self.reasons.update(dict.fromkeys(names, reason))
                 # these nodes cannot run on the core; each round takes some away, so the loop ends
-                works = [
-                    replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
-                    if w.name in names
-                    else w
-                    for w in problem.works
-                ]
-                problem = Problem(works, problem.copy_s)
+                remaining = _without_core(remaining, names)
                 continue
-            name = self.model.graph.name or "model"
             return Hosted(
-                name=name,
+                name=self.model.graph.name or "model",
                 chip=self.chip,
                 model=self.model,
                 parts=parts,
-                problem=problem,
+                problem=remaining,
                 placement=placement,
                 reasons=self.reasons,
                 values=self.values,
@@ -411,6 +411,17 @@ class _Placer:
 
 def _is_core_part(index: int) -> bool:
     return index % 2 == 0
+
+
+def _without_core(problem: Problem, names: Container[str]) -> Problem:
+    """Return a problem in which the operators of these names cannot run on the core."""
+    works = []
+    for work in problem.works:
+        seconds = dict(work.seconds)
+        if work.name in names:
+            seconds.pop(CORE, None)
+        works.append(replace(work, seconds=seconds))
+    return Problem(works, problem.copy_s)
 
 
 class _RefusedError(Exception):

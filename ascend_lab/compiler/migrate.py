@@ -485,6 +485,7 @@ def _padded_tensors(graph: Graph) -> list[dict[str, Any]]:
 
 
 def _advice(node: NodeProto, verdict: str, source: ModelProto) -> str:
+    """Return how a model might avoid a node off the core, "" for nodes on the core."""
     if verdict == "unsupported":
         return "replace it by operators of the standard, or export its function with the model"
     if verdict != "host":

@@ -83,6 +83,7 @@ class _LineReader:
         self.nodes: list[ir.Node] = []
 
     def types(self, text: str) -> tuple[str, ...]:
+        """Enter the types of "x: fp16[1, 8], y: int32[4]"; return the names."""
         names = []
         for quoted, dtype, sizes, layout in _TYPED.findall(text):
             name = _unquoted(quoted)
@@ -94,6 +95,7 @@ class _LineReader:
         return tuple(names)
 
     def line(self, line: str) -> None:
+        """Read a line: enter the tensors that it declares, and its constant or node."""
         match = _LINE.match(line)
         if match is None:
             raise ValueError("write name: type[shape] = ...")
@@ -109,6 +111,7 @@ class _LineReader:
         self.nodes.append(ir.Node(_unquoted(node[4]), node[1], _names(node[2]), names, attrs))
 
     def constant(self, name: str, expression: str) -> ir.Data:
+        """Return a constant's data as `ir.to_text` writes them: numbers, fill(...) and so on."""
         kind = formats.numpy_type(self.known[name].dtype)
         shape = self.known[name].shape
         if expression == "data":

@@ -168,6 +168,7 @@ def _check_int64(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) 
 def _run_task(
     task: Task, compiled: Compiled, live: Mapping[str, ir.Values], on_overflow: Callable[[], None]
 ) -> dict[str, ir.Values]:
+    """Return what a task writes; call `on_overflow` if its kernel makes infinity of numbers."""
     graph = compiled.graph
     inputs = task.piece.graph.inputs
 

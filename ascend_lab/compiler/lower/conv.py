@@ -361,11 +361,12 @@ def _int8_job(
     node, scaled = piece.graph.nodes[:2]
     epilogue, main = ep.int8_epilogue(piece, "NC1HWC0", beside_scale)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
+    second_shape = beside
     # an int8 result has blocks of 32 channels: two of the blocks of 16 that the cube writes
     if epilogue.width == PAIR:
         shape = in_pairs(shape)
-        beside = in_pairs(beside) if beside else None
-    shape = replace(shape, beside=beside)
+        second_shape = in_pairs(beside) if beside else None
+    shape = replace(shape, beside=second_shape)
     forms = ep.operand_forms(epilogue.operands, piece, main)
     if scaled.attr("small_bias", False):
         epilogue = _with_bias_on_cube(shape, epilogue, chip)

@@ -166,6 +166,7 @@ def _fold(fold: Callable[..., te.Tensor], x: te.Tensor) -> te.Tensor:
 def _layer_norm(
     x: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, axis: int = -1, epsilon: float = 1e-5
 ) -> te.Tensor:
+    """Return the layer norm of rows in fractals."""
     blocks, lanes = _row(x)
     # y = (x - mean) / sqrt(variance + epsilon) * scale + bias, both means over a row
     # 768 columns are 48 blocks of 16 lanes: the factor is 1 / 768
@@ -180,6 +181,7 @@ def _layer_norm(
 
 
 def _softmax(x: te.Tensor, *, axis: int = -1) -> te.Tensor:
+    """Return the softmax of rows in fractals."""
     # exp(x - maximum) is at most 1: exp(89) would be infinite in fp32
     maximum = _fold(te.reduce_max, x)
     power = te.vexp(te.vsub(x, te.broadcast(maximum, x.shape)))

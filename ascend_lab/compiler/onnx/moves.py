@@ -96,15 +96,18 @@ def _clamped_slice(size: int, start: int, end: int, step: int) -> slice:
 
 def _sliced(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
     """Return a slice; axes with a negative step are gathered in their order."""
-    forward = [p if p.step > 0 else slice(0, n, 1) for p, n in zip(parts, value.shape, strict=True)]
-    if forward != [slice(0, n, 1) for n in value.shape]:
+    all_of_axes = [slice(0, n, 1) for n in value.shape]
+    forward = [p if p.step > 0 else n for p, n in zip(parts, all_of_axes, strict=True)]
+    sliced = value
+    if forward != all_of_axes:
         begin, end, step = zip(*((p.start, p.stop, p.step) for p in forward), strict=True)
         steps = None if set(step) <= {1} else step
-        value = ctx.emit("slice", value, begin=begin, end=end, step=steps)
+        sliced = ctx.emit("slice", value, begin=begin, end=end, step=steps)
     for axis, axis_slice in enumerate(parts):
         if axis_slice.step < 0:
-            value = _gathered(ctx, value, np.arange(value.shape[axis])[axis_slice], axis)
-    return value
+            indices = np.arange(sliced.shape[axis])[axis_slice]
+            sliced = _gathered(ctx, sliced, indices, axis)
+    return sliced
 
 
 def _gathered(ctx: Context, x: Value, indices: kinds.Values, axis: int) -> Value:
@@ -252,8 +255,6 @@ def _depth_space(ctx: Context) -> Value:
 
 
 # -- indices of largest elements, known indices ----------------------------------------------------
-
-
 def _index_of_extreme(
     ctx: Context, x: Value, axis: int, extreme: str, takes_last: bool = False
 ) -> Value:

@@ -133,6 +133,7 @@ def _known_scale(ctx: Context) -> tuple[float, int] | None:
 
 @converter("QuantizeLinear", types=((*FLOATS, "int32"), FLOATS, _NARROW), since=10)
 def _quantize(ctx: Context) -> Value:
+    """Return round(x / scale) + zero point: one operator for a known scale, several otherwise."""
     if ctx.attr("precision"):
         ctx.unsupported("the scale's precision", f"precision {ctx.attr('precision')}")
     output_dtype = ctx.attr("output_dtype")
@@ -156,8 +157,10 @@ def _quantize(ctx: Context) -> Value:
 
 @converter("DequantizeLinear", types=((*_NARROW, "int32"), FLOATS, (*_NARROW, "int32")), since=10)
 def _dequantize(ctx: Context) -> Value:
+    """Return (x - zero point) scale: one operator if scale and zero point allow it."""
     output_dtype = ctx.attr("output_dtype")
-    (ctx.result, step) = (ctx.elem(1), _known_scale(ctx))
+    step = _known_scale(ctx)
+    ctx.result = ctx.elem(1)
     if output_dtype and ELEMENTS.get(output_dtype, ("",))[0] != ctx.result:
         ctx.unsupported("output in the scale's type", f"output_dtype {output_dtype}")
     if step is not None:

@@ -138,8 +138,11 @@ def _attended(
 # -- RNN, GRU, LSTM -------------------------------------------------------------------------------
 _TYPES = (FLOATS, FLOATS, FLOATS, FLOATS, ("int32",), FLOATS, FLOATS, FLOATS)
 _FUNCTIONS = ("sigmoid", "tanh", "relu")
+"""Activation functions of gates that are imported."""
 _MAX_STEPS = 512
+"""Most steps of a recurrent layer: each becomes nodes of the graph."""
 _MAX_TOKENS = 256
+"""Most steps of linear attention."""
 States = tuple[Value, ...]
 
 

@@ -171,6 +171,7 @@ def _conv(ctx: Context) -> Value:
 
 @converter("ConvTranspose", types=(FLOATS,))
 def _conv_transpose(ctx: Context) -> Value:
+    """Return a transposed convolution whose pads are given, or follow from the output's size."""
     shape = ctx.shape(0)
     weight = ctx.shape(1)
     spatial = shape[2:]
@@ -197,7 +198,7 @@ def _conv_transpose(ctx: Context) -> Value:
         if output_shape:
             target = tuple(output_shape[-len(spatial) :])
         padded = [n + e for n, e in zip(full_sizes, full_output_padding, strict=True)]
-        window = replace(window, pads=_pads_to(ctx, padded, (*leading_ones, *target)))
+        window = replace(window, pads=_pads_to(ctx, auto_pad, padded, (*leading_ones, *target)))
     check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *full_sizes))
     values = [as_image(ctx, ctx.input(i)) for i in range(2)]
     values += [ctx.input(2)] if ctx.has(2) else []
@@ -209,9 +210,10 @@ def _conv_transpose(ctx: Context) -> Value:
     return as_row(ctx, ctx.emit("conv_transpose2d", *values, **settings), len(shape))
 
 
-def _pads_to(ctx: Context, full_sizes: Sequence[int], target: Shape) -> tuple[Pair, Pair]:
+def _pads_to(
+    ctx: Context, auto_pad: str, full_sizes: Sequence[int], target: Shape
+) -> tuple[Pair, Pair]:
     """Return the pads that cut a transposed convolution's result to a size."""
-    auto_pad = ctx.attr("auto_pad")
     totals = [full_size - size for full_size, size in zip(full_sizes, target, strict=True)]
     if negative_pads := [-total for total in totals if total < 0]:
         ctx.unsupported(

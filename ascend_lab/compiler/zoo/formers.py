@@ -55,8 +55,11 @@ A block is "expansion,features"; D halves the size. The first block, which also 
 not use the tokens.
 """
 MAP_HEADS = 2
+"""Heads of the attention between tokens and image."""
 TOKEN_HEADS = 4
+"""Heads of the attention among tokens."""
 DOWN_EXPANSION = 4
+"""Expansion inside a block that halves the size, after the halving."""
 
 
 def _tokens_attend_to_image(net: Net, x: Value, tokens: Value, name: str) -> Value:
@@ -66,11 +69,11 @@ def _tokens_attend_to_image(net: Net, x: Value, tokens: Value, name: str) -> Val
     q = heads(net, q, n, MAP_HEADS, (0, 2, 1, 3), name=f"{name}.q")
     # keys and values are the image itself: no weights
     k = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
-    context = net.batch_matmul(net.attention_weights(q, k, name=name), k, trans_b=True)
-    context = rows_of(net, context, name=name)
+    weights = net.attention_weights(q, k, name=name)
+    context = rows_of(net, net.batch_matmul(weights, k, trans_b=True), name=name)
     gate = net.hard_sigmoid(linear(net, tokens, c, name=f"{name}.gate"))
-    context = net.mul(context, net.muls(gate, number=2.0))
-    y = net.add(tokens, linear(net, context, tokens.shape[1], name=f"{name}.out"))
+    gated = net.mul(context, net.muls(gate, number=2.0))
+    y = net.add(tokens, linear(net, gated, tokens.shape[1], name=f"{name}.out"))
     return norm(net, y, 1e-5, name=f"{name}.norm")
 
 
@@ -81,12 +84,12 @@ def _tokens_attend_to_tokens(net: Net, tokens: Value, n: int, name: str) -> Valu
     q = heads(net, q, n, TOKEN_HEADS, (0, 2, 1, 3), name=f"{name}.q")
     # tokens are keys and values: (n, heads, depth, tokens), transposed where they are values
     k = heads(net, tokens, n, TOKEN_HEADS, (0, 2, 3, 1), name=f"{name}.k")
-    context = net.batch_matmul(net.attention_weights(q, k, name=name), k, trans_b=True)
-    context = rows_of(net, context, name=name)
-    tokens = net.add(tokens, linear(net, context, d, name=f"{name}.out"))
-    tokens = norm(net, tokens, 1e-5, name=f"{name}.norm1")
-    y = mlp(net, tokens, 2 * d, "gelu", name=f"{name}.mlp")
-    return norm(net, net.add(tokens, y), 1e-5, name=f"{name}.norm2")
+    weights = net.attention_weights(q, k, name=name)
+    context = rows_of(net, net.batch_matmul(weights, k, trans_b=True), name=name)
+    mixed = net.add(tokens, linear(net, context, d, name=f"{name}.out"))
+    mixed = norm(net, mixed, 1e-5, name=f"{name}.norm1")
+    y = mlp(net, mixed, 2 * d, "gelu", name=f"{name}.mlp")
+    return norm(net, net.add(mixed, y), 1e-5, name=f"{name}.norm2")
 
 
 def _image_attends_to_tokens(net: Net, x: Value, tokens: Value, name: str) -> Value:
@@ -111,9 +114,8 @@ def _first_token(net: Net, token_rows: Value, n: int) -> Value:
 def _dynamic_relu(net: Net, x: Value, tokens: Value, name: str) -> Value:
     """Append max(a x, b x); the first token decides the slopes a and b of each channel."""
     n, c = x.shape[:2]
-    y = net.relu(
-        linear(net, _first_token(net, tokens, n), tokens.shape[1] // 4, name=f"{name}.fc1")
-    )
+    first = _first_token(net, tokens, n)
+    y = net.relu(linear(net, first, tokens.shape[1] // 4, name=f"{name}.fc1"))
     y = net.muls(net.hard_sigmoid(linear(net, y, 2 * c, name=f"{name}.fc2")), number=2.0)
     # y has numbers in 0 .. 2: one slope is a, the other b - 1; a = 1 and b = 1 make a plain ReLU
     a, b = net.split(y, sizes=2, axis=1)
@@ -122,7 +124,7 @@ def _dynamic_relu(net: Net, x: Value, tokens: Value, name: str) -> Value:
 
 
 def _point(net: Net, x: Value, features: int, groups: int, shuffled: int, name: str) -> Value:
-    """Append a 1 x 1 convolution; with several groups a channel shuffle comes before or after."""
+    """Append a 1 x 1 convolution, and a channel shuffle of `shuffled` groups if that is above 1."""
     y = net.conv_norm(x, features, groups=groups, act="", name=name)
     return net.channel_shuffle(y, shuffled, name=name) if shuffled > 1 else y
 
@@ -143,30 +145,27 @@ def _former_block(
     and the image attends to the tokens.
     """
     halves_size = text[0] == "D"
-    start = x
     # "D6,24": halves the size, 6 times the channels inside the block, 24 channels after it
     expansion, features = (int(n) for n in text.lstrip("D").split(","))
     channels = x.shape[1]
-    group_count = groups
-    tokens = _tokens_attend_to_tokens(
-        net, _tokens_attend_to_image(net, x, tokens, f"{name}.see"), x.shape[0], f"{name}.mix"
-    )
+    tokens = _tokens_attend_to_image(net, x, tokens, f"{name}.see")
+    tokens = _tokens_attend_to_tokens(net, tokens, x.shape[0], f"{name}.mix")
     if halves_size:
-        y = _expanded_depthwise(net, x, channels * expansion, group_count, 2, f"{name}.down")
+        y = _expanded_depthwise(net, x, channels * expansion, groups, 2, f"{name}.down")
         y = _dynamic_relu(net, y, tokens, f"{name}.act1")
-        start = _point(net, y, features, group_count, 1, f"{name}.point1")
+        start = _point(net, y, features, groups, 1, f"{name}.point1")
         y = _expanded_depthwise(
-            net, start, features * DOWN_EXPANSION, group_count, 1, f"{name}.depthwise"
+            net, start, features * DOWN_EXPANSION, groups, 1, f"{name}.depthwise"
         )
         y = _dynamic_relu(net, y, tokens, f"{name}.act2")
-        y = _point(net, y, features, group_count, 1, f"{name}.point2")
+        y = _point(net, y, features, groups, 1, f"{name}.point2")
         y = net.add(start, y)
     else:
-        y = _point(net, x, channels * expansion, group_count, group_count, f"{name}.point1")
+        y = _point(net, x, channels * expansion, groups, groups, f"{name}.point1")
         y = _dynamic_relu(net, y, tokens, f"{name}.act1")
         y = net.depthwise(y, name=f"{name}.depthwise")
         y = _dynamic_relu(net, y, tokens, f"{name}.act2")
-        y = _point(net, y, features, group_count, group_count, f"{name}.point2")
+        y = _point(net, y, features, groups, groups, f"{name}.point2")
     y = _image_attends_to_tokens(net, y, tokens, f"{name}.look")
     has_shortcut = not halves_size and channels == features
     return (net.add(x, y) if has_shortcut else y), tokens
@@ -188,10 +187,9 @@ def _mobile_former(sizes: FormerSizes, net: Net, x: Value, classes: int) -> Valu
     groups, stem, tokens, width, last_features, text = sizes
     n = x.shape[0]
     first_block, *blocks = text.split()
-    token_rows = net.seeded("tokens", (1, tokens, width), 1.0)
-    token_rows = net.reshape(
-        net.expand(token_rows, shape=(n, tokens, width)), shape=(n * tokens, width)
-    )
+    learned_tokens = net.seeded("tokens", (1, tokens, width), 1.0)
+    of_each_image = net.expand(learned_tokens, shape=(n, tokens, width))
+    token_rows = net.reshape(of_each_image, shape=(n * tokens, width))
     x = start = net.conv_norm(x, stem, 3, stride=2, act="relu6", name="stem")
     expansion, features, stride = (int(k) for k in first_block.split(","))
     x = net.relu6(_expanded_depthwise(net, x, stem * expansion, 1, stride, "first.wide"))
@@ -228,6 +226,9 @@ EFFICIENTFORMERS_V2 = {
 """Widths of the stages, the expansion of each block, and how many of the last have attention."""
 HEADS = 8
 KEY_DEPTH = 32
+"""Attention heads of EfficientFormer, and the numbers of a key in each; a value has four times as
+many.
+"""
 
 
 def _distance_biases(net: Net, side: int, step: int, name: str) -> Value:
