@@ -89,11 +89,12 @@ class GraphBuilder:
         self, data: ir.Data, kind: ir.TensorType | None = None, name: str = "const"
     ) -> Value:
         """Declare a constant: an array, or other data with the type `kind`; return its value."""
-        if kind is None:
+        type_of_data = kind
+        if type_of_data is None:
             array = np.asarray(data)
-            kind = ir.TensorType(array.shape, format_of(array))
-        value = self._add(self.unique(name), kind)
-        self._constants[value.name] = ir.Constant(kind, data)
+            type_of_data = ir.TensorType(array.shape, format_of(array))
+        value = self._add(self.unique(name), type_of_data)
+        self._constants[value.name] = ir.Constant(type_of_data, data)
         return value
 
     def weight(
@@ -214,9 +215,10 @@ class Draft:
     def resolve(self, name: str) -> str:
         """Return the tensor that stands for `name` after the replacements so far."""
         # a -> b and later b -> c: readers of a read c
-        while name in self.aliases:
-            name = self.aliases[name]
-        return name
+        current_name = name
+        while current_name in self.aliases:
+            current_name = self.aliases[current_name]
+        return current_name
 
     def maker(self, name: str) -> ir.Node | None:
         """Return the node that writes a tensor; None for inputs and constants."""

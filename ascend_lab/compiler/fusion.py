@@ -170,13 +170,15 @@ def immediate_post_dominators(graph: Graph) -> Mapping[str, str | None]:
     depth: dict[str | None, int] = {None: 0}
 
     def common(first_name: str | None, second_name: str | None) -> str | None:
+        """Return the nearest ancestor of two nodes in the tree of dominators; None is its root."""
+        one, other = first_name, second_name
         # replace the deeper of the two by its parent until they are equal
-        while first_name != second_name and first_name is not None and second_name is not None:
-            if depth[first_name] >= depth[second_name]:
-                first_name = dominator_of[first_name]
+        while one != other and one is not None and other is not None:
+            if depth[one] >= depth[other]:
+                one = dominator_of[one]
             else:
-                second_name = dominator_of[second_name]
-        return first_name if first_name == second_name else None
+                other = dominator_of[other]
+        return one if one == other else None
 
     outputs = set(graph.outputs)
     for node in reversed(graph.nodes):

@@ -79,7 +79,8 @@ class Hosted:
     def run(self) -> dict[str, h.Values]:
         """Return the outputs, with the core's parts evaluated as graphs, the rest on the host."""
         # leave out the values that placing computed: each part has to write its results itself
-        later = {name for part in self.parts for node in part.nodes for name in node.output}
+        nodes = [node for part in self.parts for node in part.nodes]
+        later = {name for node in nodes for name in node.output}
         values = {name: value for name, value in self.values.items() if name not in later}
         for part in self.parts:
             values |= self._values(part, values)

@@ -93,11 +93,12 @@ def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]])
     def buffer_of(name: Hashable) -> Buffer:
         """Return the buffer into which this id has been merged so far."""
         # with pairs (a, b) and (b, c), the id b already stands for the buffer a
-        while name in merged_into:
-            name = merged_into[name]
-        if name not in buffers_by_id:
-            raise GraphError("ids of buffers to share", str(name))
-        return buffers_by_id[name]
+        kept = name
+        while kept in merged_into:
+            kept = merged_into[kept]
+        if kept not in buffers_by_id:
+            raise GraphError("ids of buffers to share", str(kept))
+        return buffers_by_id[kept]
 
     for first_id, second_id in pairs:
         a = buffer_of(first_id)

@@ -108,9 +108,10 @@ def migrate(
         model, outcomes = _as_one_graph(source_model, imported, compiled, feed, dtype, report)
     errors = _errors(source_model, feed, model, report, imported)
     report["rows"] = _rows(outcomes, errors, _titles(source_model.graph.node), source_model)
-    report["totals"] = {
-        v: sum(row["count"] for row in report["rows"] if row["verdict"] == v) for v in VERDICTS
-    }
+    totals = dict.fromkeys(VERDICTS, 0)
+    for row in report["rows"]:
+        totals[row["verdict"]] += row["count"]
+    report["totals"] = totals
     return Migration(report, model)
 
 

@@ -130,11 +130,10 @@ class NetworkTimeline:
     @property
     def kernels(self) -> int:
         """Number of operators that run on the NPU: kernels, and AIPP, the core's image loader."""
-        cpu_timelines = (
-            t for t in (op.timeline for op in self.operators) if isinstance(t, CpuTimeline)
-        )
+        timelines = [op.timeline for op in self.operators]
+        on_ai_cpu = [t for t in timelines if isinstance(t, CpuTimeline) and t.engine != AIPP]
         # 10 operators, one on the AI CPU and one on AIPP: 9
-        return len(self.operators) - sum(t.engine != AIPP for t in cpu_timelines)
+        return len(timelines) - len(on_ai_cpu)
 
     @property
     def ai_cpu_s(self) -> float:

@@ -12,7 +12,7 @@ that fit memory, because every tile computes its halo again.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 from ascend_lab.compiler.draft import Draft, given_attrs
 from ascend_lab.compiler.ir import Graph, Node, operator_of, pixels, rules_of, verify
@@ -277,9 +277,10 @@ class Grid:
         units = max(-(-size[n] // grain[n]) for n in names)
         step = -(-units // count)
         inner = [u for u in range(step, units, step) if all(u * grain[n] < size[n] for n in names)]
+        cuts = [0, *inner, units]
         return [
-            {n: (low * grain[n], size[n] if high is None else high * grain[n]) for n in names}
-            for low, high in zip([0, *inner], [*inner, None], strict=True)
+            {n: (low * grain[n], min(high * grain[n], size[n])) for n in names}
+            for low, high in pairwise(cuts)
         ]
 
     def walk(self, axis: int, output_ranges: Mapping[str, Range]) -> Walk:

@@ -11,7 +11,7 @@ the AI CPU. It reads and writes through L2 as kernels do, but a hit in L2 makes 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import ModuleType
@@ -131,24 +131,25 @@ def on_ai_cpu(piece: Piece, chip: Chip, error: errors.AscendLabError) -> Lowered
     lacks_ai_cpu = engine == AI_CPU and not chip.ai_cpu_rate_bytes_per_s
     if is_fault or lacks_bf16 or lacks_ai_cpu or (node.op in CUBE_OPS and not is_int32_product):
         raise error
-    reads, writes = (
-        tuple(
-            Buffer(name, "GM", types[name].dtype, math.prod(types[name].stored_shape))
-            for name in names
-            if types[name].elements
-        )
-        for names in (piece.graph.inputs, piece.graph.outputs)
-    )
     kernel = CpuKernel(
         f"{node.op} on the {engine}",
         (),
-        reads=reads,
-        writes=writes,
+        reads=_buffers(types, piece.graph.inputs),
+        writes=_buffers(types, piece.graph.outputs),
         factor_bytes=_factor_bytes(piece) if is_int32_product else 0,
         reason=str(error),
         engine=engine,
     )
     return Lowered(kernel)
+
+
+def _buffers(types: Mapping[str, ir.TensorType], names: Iterable[str]) -> tuple[Buffer, ...]:
+    """Return buffers in global memory for the tensors that are not empty."""
+    return tuple(
+        Buffer(name, "GM", types[name].dtype, math.prod(types[name].stored_shape))
+        for name in names
+        if types[name].elements
+    )
 
 
 def _factor_bytes(piece: Piece) -> int:
@@ -172,9 +173,8 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
         Access(b.name, addresses[b.name], b.size_bytes, is_write=True) for b in kernel.writes
     ]
     outcome = device_memory.l2.touch(accesses)
-    read_bytes, written_bytes = (
-        sum(b.size_bytes for b in buffers) for buffers in (kernel.reads, kernel.writes)
-    )
+    read_bytes = sum(b.size_bytes for b in kernel.reads)
+    written_bytes = sum(b.size_bytes for b in kernel.writes)
     hit_bytes = sum(b.size_bytes * outcome.hits.get(b.name, 0.0) for b in kernel.reads)
     # hits stay inside the chip; dirty lines that the tensors evict go to memory
     memory_bytes = read_bytes - round(hit_bytes) + outcome.write_back_bytes

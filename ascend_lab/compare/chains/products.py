@@ -283,9 +283,10 @@ def filter_gradient(work: Work) -> Graph:
     # frame f of dy meets frame f stride + shift of x
     shifts = [tap * dilation[0] - pads[0] for tap in range(taps[2])]
     # at the borders a shift leads outside x: those frames of dy have no term
-    frames_of_shift = {
-        shift: [f for f in range(frames) if 0 <= f * stride[0] + shift < depth] for shift in shifts
-    }
+    frames_of_shift = {}
+    for shift in shifts:
+        inside = [f for f in range(frames) if 0 <= f * stride[0] + shift < depth]
+        frames_of_shift[shift] = inside
     planes: dict[int, Value] = {}
     # the shift with most frames first: the others use slices of its converted frames
     for shift in sorted(shifts, key=lambda shift: -len(frames_of_shift[shift])):

@@ -126,10 +126,9 @@ def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
 
 def _names(graph: GraphProto) -> set[str]:
     """Return the names of inputs and initialisers; raise `GraphError` for repeated ones."""
-    entries, weights, outs = (
-        [entry.name for entry in entries_of_kind]
-        for entries_of_kind in (graph.input, graph.initializer, graph.output)
-    )
+    entries = [entry.name for entry in graph.input]
+    weights = [tensor.name for tensor in graph.initializer]
+    outs = [entry.name for entry in graph.output]
     for kind, names in (("graph input", entries), ("initialiser", weights)):
         if len(set(names)) < len(names) or "" in names:
             twice = Counter(names).most_common(1)[0][0] if "" not in names else ""

@@ -281,9 +281,8 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
         outs.append(_joined(ctx, hiddens[::direction], 0))
         last_states.append([ctx.reshape(s, (1, batch, hidden)) for s in current])
     all_outputs = _joined(ctx, outs, 1)
-    final = [
-        _joined(ctx, [final_state[i] for final_state in last_states], 0) for i in range(states)
-    ]
+    # from the states of each direction to the directions of each state
+    final = [_joined(ctx, list(directions), 0) for directions in zip(*last_states, strict=True)]
     if not batch_first:
         return all_outputs, *final
     final = [ctx.emit("transpose", v, perm=(1, 0, 2)) for v in final]

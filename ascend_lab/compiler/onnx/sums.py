@@ -132,9 +132,10 @@ def _product_of(
     def matrices(operand: draft.Value, names: str, *groups: str) -> draft.Value:
         """Return an operand as a batch of matrices, its axes grouped; sizes of 1 broadcast."""
         shape = tuple(sizes[name] for name in names)
+        full_operand = operand
         if shape != operand.shape:
-            operand = ctx.emit("expand", operand, shape=shape)
-        ordered = ctx.transpose(operand, [names.index(name) for name in "".join(groups)])
+            full_operand = ctx.emit("expand", operand, shape=shape)
+        ordered = ctx.transpose(full_operand, [names.index(name) for name in "".join(groups)])
         return ctx.reshape(ordered, tuple(math.prod(sizes[n] for n in group) for group in groups))
 
     sides = (
@@ -332,8 +333,8 @@ def _expanded_parameter(ctx: Context, value: draft.Value, shape: kinds.Shape) ->
     trailing_shape = value.shape[len(leading_sizes) :]
     if any(n != 1 for n in leading_sizes) or np.broadcast_shapes(trailing_shape, shape) != shape:
         ctx.unsupported(f"a scale that broadcasts to {shape}", str(value.shape))
-    value = ctx.reshape(value, trailing_shape)
-    return value if trailing_shape == shape else ctx.emit("expand", value, shape=shape)
+    trailing = ctx.reshape(value, trailing_shape)
+    return trailing if trailing_shape == shape else ctx.emit("expand", trailing, shape=shape)
 
 
 def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) -> draft.Value:

@@ -151,11 +151,11 @@ class _Conversion:
         if name in draft.constants:
             draft.constants[wide_name] = draft.constants.pop(name)
         for node in draft.nodes.values():
-            inputs, outputs = (
-                tuple(wide_name if tensor == name else tensor for tensor in names)
-                for names in (node.inputs, node.outputs)
+            draft.nodes[node.name] = replace(
+                node,
+                inputs=tuple(wide_name if n == name else n for n in node.inputs),
+                outputs=tuple(wide_name if n == name else n for n in node.outputs),
             )
-            draft.nodes[node.name] = replace(node, inputs=inputs, outputs=outputs)
         cast = ir.Node(title, "cast", (wide_name,), (name,), {"dtype": self.dtype})
         draft.put(cast, replace(kind, dtype=self.dtype))
 
@@ -249,11 +249,12 @@ def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
 def _makers_of_scales(graph: ir.Graph, names: list[str]) -> set[str]:
     """Return the nodes that compute these scales: factors, quotients, changes of shape, casts."""
     makers: set[str] = set()
-    while names:
-        maker = graph.producers.get(names.pop())
+    unvisited = list(names)
+    while unvisited:
+        maker = graph.producers.get(unvisited.pop())
         if maker is not None and maker.op in SCALING_OPS and maker.name not in makers:
             makers.add(maker.name)
-            names += maker.inputs
+            unvisited += maker.inputs
     return makers
 
 

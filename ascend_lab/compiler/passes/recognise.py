@@ -262,8 +262,9 @@ def _scores_of(draft: Draft, weights: Node) -> _Scores | None:
 def _scaled_product(draft: Draft, name: str) -> _Scores | None:
     """Follow operands back over scalar factors and divisors to the product; None if absent."""
     scale = 1.0
+    followed = name
     while True:
-        node = draft.only(name, "muls", "div", "mul", "attention_scores", *PRODUCTS)
+        node = draft.only(followed, "muls", "div", "mul", "attention_scores", *PRODUCTS)
         if node is None:
             return None
         if node.op in PRODUCTS:
@@ -275,13 +276,13 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
             depth = draft.type(node.inputs[0]).shape[-1]
             node_scale = 1 / math.sqrt(depth) if stated_scale is None else stated_scale
             return _Scores(replace(node, attrs={"trans_b": True}), scale * node_scale)
-        name = node.inputs[0]
+        followed = node.inputs[0]
         factor = node.inputs[-1]
         number = settings(node)["number"] if node.op == "muls" else draft.number(factor)
         if number is None and node.op == "mul":
-            name = node.inputs[1]
+            followed = node.inputs[1]
             number = draft.number(node.inputs[0])
-        changes_shape = draft.type(name).shape != draft.type(node.output).shape
+        changes_shape = draft.type(followed).shape != draft.type(node.output).shape
         if not number or changes_shape:
             return None
         # x / 8 is a factor of 1/8

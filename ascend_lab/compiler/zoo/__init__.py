@@ -281,10 +281,8 @@ def load_model(
     sizes = {**{name: array.shape for name, array in (given or {}).items()}, **(shapes or {})}
     if model.startswith(ZOO_PREFIX):
         graph = _built(model.removeprefix(ZOO_PREFIX), sizes, batch)
-        inputs, outputs = (
-            {name: ONNX_ELEMENTS[graph.types[name].dtype] for name in names}
-            for names in (graph.inputs, graph.outputs)
-        )
+        inputs = {name: ONNX_ELEMENTS[graph.types[name].dtype] for name in graph.inputs}
+        outputs = {name: ONNX_ELEMENTS[graph.types[name].dtype] for name in graph.outputs}
         return onnx.Imported(graph, inputs, outputs)
     if model in ZOO and not Path(model).exists():
         raise InputError(
