@@ -119,7 +119,7 @@ def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
     for node in graph.nodes:
         if node.name in views:
             collector.add(node)
-    places = {}
+    resolved = {}
     for name in collector.alias_of:
         owner = name
         offset = 0
@@ -127,9 +127,9 @@ def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
         while owner in collector.alias_of:
             alias = collector.alias_of[owner]
             owner = alias.owner
-            offset = offset + alias.offset_bytes
-        places[name] = Alias(owner, offset)
-    return places
+            offset += alias.offset_bytes
+        resolved[name] = Alias(owner, offset)
+    return resolved
 
 
 def view_nodes(graph: Graph) -> frozenset[str]:

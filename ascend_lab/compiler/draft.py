@@ -194,7 +194,7 @@ class Draft:
         self.narrowed = set(graph.narrowed)
         self.aliases: dict[str, str] = {}
         self.changes = 0
-        self.made = {out: node.name for node in first_nodes for out in node.outputs}
+        self.maker_names = {out: node.name for node in first_nodes for out in node.outputs}
         self.uses = Counter(name for node in first_nodes for name in set(node.inputs))
         self.uses.update(graph.outputs)
 
@@ -222,7 +222,7 @@ class Draft:
 
     def maker(self, name: str) -> ir.Node | None:
         """Return the node that writes a tensor; None for inputs and constants."""
-        title = self.made.get(self.resolve(name))
+        title = self.maker_names.get(self.resolve(name))
         return None if title is None else self.current(title)
 
     def only(self, name: str, *ops: str) -> ir.Node | None:
@@ -314,7 +314,7 @@ class Draft:
             self.narrowed |= int32_names - self.graph.types.keys()
         self.types.update(zip(node.outputs, kinds, strict=True))
         self.nodes[node.name] = node
-        self.made.update(dict.fromkeys(node.outputs, node.name))
+        self.maker_names.update(dict.fromkeys(node.outputs, node.name))
         self.uses.update(set(node.inputs))
         self.changes += 1
         return node.output
@@ -347,7 +347,7 @@ class Draft:
         self.put(ir.Node(node.name, op, resolved, outputs, given_attrs(op, dict(attrs or {}))))
         if last_node is not None and last_node.name != node.name:
             for name in node.outputs:
-                del self.made[name]
+                del self.maker_names[name]
             del self.nodes[last_node.name]
             self._release(last_node.inputs)
         self._release(node.inputs)
@@ -362,7 +362,7 @@ class Draft:
         old_name = node.output
         new_name = self.resolve(value)
         # `title` is the node that writes the new value; None for inputs and constants
-        title = self.made.get(new_name)
+        title = self.maker_names.get(new_name)
         if old_name not in self.outputs:
             self.replace(old_name, new_name)
         elif title is None or new_name in self.outputs:
@@ -380,13 +380,13 @@ class Draft:
         self.remove(node.name)
         self._release(node.inputs)
         if old_name in self.outputs and title is not None:
-            self.made[old_name] = title
+            self.maker_names[old_name] = title
         return True
 
     def remove(self, name: str) -> None:
         """Remove a node; its outputs must have been replaced, or be unread."""
         for out in self.nodes.pop(name).outputs:
-            self.made.pop(out, None)
+            self.maker_names.pop(out, None)
         self.changes += 1
 
     def _release(self, names: Sequence[str]) -> None:
@@ -396,7 +396,7 @@ class Draft:
             name = pending.pop()
             self.uses[name] -= 1
             # a node with two outputs stays until nobody reads either
-            maker = self.nodes.get(self.made.get(name, ""))
+            maker = self.nodes.get(self.maker_names.get(name, ""))
             if self.uses[name] or maker is None or any(self.uses[n] for n in maker.outputs):
                 continue
             self.remove(maker.name)

@@ -328,11 +328,18 @@ def _hottest_window(freed: np.ndarray, live: np.ndarray, count: int) -> int:
     """Return the start of the free window with the largest sum of `freed`, -1 if none is free."""
     if count > len(freed):
         return -1
-    # prefix sums: the sum over a window is a difference of two of them
-    prefix_sums = [np.concatenate(([0], np.cumsum(units))) for units in (freed, live)]
-    heat, live_units = (sums[count:] - sums[: len(sums) - count] for sums in prefix_sums)
-    start = int(np.where(live_units == 0, heat, np.iinfo(np.int64).min).argmax())
-    return start if live_units[start] == 0 else -1
+    freed_in_window = _window_sums(freed, count)
+    is_free = _window_sums(live, count) == 0
+    start = int(np.where(is_free, freed_in_window, np.iinfo(np.int64).min).argmax())
+    return start if is_free[start] else -1
+
+
+def _window_sums(units: np.ndarray, count: int) -> np.ndarray:
+    """Return the sums over every window of `count` neighbouring units."""
+    # a window's sum is the difference of two prefix sums
+    prefix_sums = np.concatenate(([0], np.cumsum(units)))
+    sums: np.ndarray = prefix_sums[count:] - prefix_sums[: len(prefix_sums) - count]
+    return sums
 
 
 # -- planning -------------------------------------------------------------------------------------

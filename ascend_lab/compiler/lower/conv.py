@@ -1,8 +1,8 @@
 """Lowers convolutions and transposed convolutions on NC1HWC0 images to kernels.
 
 The elementwise operators after a convolution run in the same kernel as its epilogue: relu(conv(x))
-is one kernel. It may also compute a second convolution whose sums are added in L0C: `beside` holds
-that one, here and in `ConvShape`.
+is one kernel. It may also compute a second convolution whose sums are added in L0C: `second_nodes`
+holds its nodes, `ConvShape.beside` its shape.
 """
 
 import math
@@ -134,19 +134,20 @@ def by_cube(
     piece: Piece,
     chip: Chip,
     tiling: kernels.GemmSchedule | None,
-    beside: Sequence[ir.Node] = (),
+    second_nodes: Sequence[ir.Node] = (),
 ) -> Lowered:
     """Return the kernel of a convolution on the cube.
 
-    Without a tiling the default one and a few others are timed, and the fastest is taken. `beside`
-    holds a second convolution whose sums are added, and, in int8, the node that scales its sums.
+    Without a tiling the default one and a few others are timed, and the fastest is taken.
+    `second_nodes` are a second convolution whose sums are added and, in int8, the node that scales
+    its sums.
     """
-    best = write_conv(piece, chip, vector=False, tiling=tiling, beside=beside)
+    best = write_conv(piece, chip, vector=False, tiling=tiling, second_nodes=second_nodes)
     if tiling:
         return best
-    for candidate in _promising(piece, chip, beside):
+    for candidate in _promising(piece, chip, second_nodes):
         best = _timed(best, piece, chip)
-        kernel = write_conv(piece, chip, vector=False, tiling=candidate, beside=beside)
+        kernel = write_conv(piece, chip, vector=False, tiling=candidate, second_nodes=second_nodes)
         trial = _timed(replace(kernel, tiling=candidate), piece, chip)
         assert best.near and trial.near
         # in a network L2 may hold more than it does for a kernel that is timed alone
@@ -159,10 +160,10 @@ def by_cube(
 
 
 def _promising(
-    piece: Piece, chip: Chip, beside: Sequence[ir.Node]
+    piece: Piece, chip: Chip, second_nodes: Sequence[ir.Node]
 ) -> Iterator[kernels.GemmSchedule]:
     """Yield tilings other than the default: one for an image in L2, one across all images."""
-    shape, epilogue, _ = conv_job(piece, chip, beside=beside)
+    shape, epilogue, _ = conv_job(piece, chip, second_nodes=second_nodes)
     image = piece.type(piece.graph.nodes[0].inputs[0])
     if 2 * image.size_bytes <= chip.l2.size_bytes:
         # if the image is in L2, reading it twice may cost less than small tiles
@@ -209,14 +210,14 @@ def write_conv(
     vector: bool,
     tiling: kernels.GemmSchedule | None = None,
     pool: kernels.ConvShape | None = None,
-    beside: Sequence[ir.Node] = (),
+    second_nodes: Sequence[ir.Node] = (),
 ) -> Lowered:
     """Return the kernel of a convolution on the cube or, with `vector`, on the vector unit.
 
     With `pool` the kernel also computes the maximum pooling with these windows.
     """
     y = piece.graph.outputs[0]
-    shape, epilogue, operands = conv_job(piece, chip, vector=vector, beside=beside)
+    shape, epilogue, operands = conv_job(piece, chip, vector=vector, second_nodes=second_nodes)
     if pool:
         shape = replace(shape, pool=pool)
         epilogue = epilogue or PLAIN
@@ -233,8 +234,8 @@ def write_conv(
     packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not is_constant else ()
     names = {"x": x, "weight": PACKED if packing else weight, "y": y}
     forms = {weight: form, **operands} if is_constant else operands
-    if beside and shape.beside:
-        second_x, second_weight = beside[0].inputs[:2]
+    if second_nodes and shape.beside:
+        second_x, second_weight = second_nodes[0].inputs[:2]
         refuse_computed(piece, second_weight)
         names |= {"beside": second_x, "beside_weight": second_weight}
         forms[second_weight] = partial(packed_weights, shape.beside)
@@ -275,7 +276,7 @@ def conv_job(
     *,
     vector: bool = False,
     cube_adds: bool | None = None,
-    beside: Sequence[ir.Node] = (),
+    second_nodes: Sequence[ir.Node] = (),
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return a piece's convolution, the epilogue after it, and the forms of its operands.
 
@@ -287,10 +288,10 @@ def conv_job(
     node, *followers = piece.graph.nodes
     bias = node.inputs[2:3]
     conv_dtype = piece.type(node.output).dtype
-    second = conv_shape_of(piece, beside[0], conv_dtype) if beside else None
+    second = conv_shape_of(piece, second_nodes[0], conv_dtype) if second_nodes else None
     # int8 convolutions sum in int32, and the next node scales the sums
     if followers and followers[0].op in ep.DEQUANTISING and not bias:
-        return _int8_job(piece, chip, second, *beside[1:])
+        return _int8_job(piece, chip, second, *second_nodes[1:])
     if not followers and not bias:
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=second), None, {}
     epilogue, forms = _followers_epilogue(piece, chip, bias, vector=vector)
@@ -355,17 +356,17 @@ def _followers_epilogue(
 
 
 def _int8_job(
-    piece: Piece, chip: Chip, beside: kernels.ConvShape | None, beside_scale: ir.Node | None = None
+    piece: Piece, chip: Chip, second: kernels.ConvShape | None, second_scale: ir.Node | None = None
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return an int8 convolution, the epilogue of its int32 sums, and the forms of operands."""
     node, scaled = piece.graph.nodes[:2]
-    epilogue, main = ep.int8_epilogue(piece, "NC1HWC0", beside_scale)
+    epilogue, main = ep.int8_epilogue(piece, "NC1HWC0", second_scale)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
-    second_shape = beside
+    second_shape = second
     # an int8 result has blocks of 32 channels: two of the blocks of 16 that the cube writes
     if epilogue.width == PAIR:
         shape = in_pairs(shape)
-        second_shape = in_pairs(beside) if beside else None
+        second_shape = in_pairs(second) if second else None
     shape = replace(shape, beside=second_shape)
     forms = ep.operand_forms(epilogue.operands, piece, main)
     if scaled.attr("small_bias", False):

@@ -372,9 +372,9 @@ def _scatter(site: Site) -> Result:
     """
     x, indices, updates = site.inputs
     # ScatterND takes index tuples: indices of shape (5,) become (5, 1), tuples of one index.
-    places = site.one("Unsqueeze", site.cast(indices, "int64"), site.writer.ints((-1,)))
+    index_column = site.one("Unsqueeze", site.cast(indices, "int64"), site.writer.ints((-1,)))
     reduction = "add" if site.op == "scatter_add" else "none"
-    return site.one("ScatterND", x, places, updates, reduction=reduction)
+    return site.one("ScatterND", x, index_column, updates, reduction=reduction)
 
 
 # -- products -------------------------------------------------------------------------------------

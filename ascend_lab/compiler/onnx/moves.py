@@ -326,13 +326,13 @@ def _reverse_sequence(ctx: Context) -> Value:
         ctx.unsupported("time and batch as the first two axes, one length each", f"{x.shape}")
     # 2 sequences of 4 steps, batch first: rows 0 .. 3 and 4 .. 7; lengths (3, 2) make 2 1 0 3 and 5
     # 4 6 7.
-    places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
-    rows_of_batch = places if batch == 0 else places.T
-    # `rows_of_batch` is a view: reversing parts of its rows changes `places`
+    row_numbers = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
+    rows_of_batch = row_numbers if batch == 0 else row_numbers.T
+    # `rows_of_batch` is a view: reversing parts of its rows changes `row_numbers`
     for row, length in zip(rows_of_batch, lengths, strict=True):
         row[:length] = row[:length][::-1].copy()
-    flat = ctx.reshape(x, (places.size, *x.shape[2:]))
-    return ctx.reshape(_gathered(ctx, flat, places.ravel(), 0), x.shape)
+    flat = ctx.reshape(x, (row_numbers.size, *x.shape[2:]))
+    return ctx.reshape(_gathered(ctx, flat, row_numbers.ravel(), 0), x.shape)
 
 
 # -- reads and writes at computed indices ---------------------------------------------------------
@@ -390,10 +390,10 @@ def _scatter_elements(ctx: Context) -> Value:
     x = ctx.input(0)
     updates = ctx.input(2)
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
-    places = _element_numbers(ctx, x.shape, axis)
-    if updates.shape != places.shape:
-        ctx.unsupported(f"updates {places.shape}", str(updates.shape))
-    rows = [ctx.reshape(v, (v.type.elements,)) for v in (x, places, updates)]
+    element_numbers = _element_numbers(ctx, x.shape, axis)
+    if updates.shape != element_numbers.shape:
+        ctx.unsupported(f"updates {element_numbers.shape}", str(updates.shape))
+    rows = [ctx.reshape(v, (v.type.elements,)) for v in (x, element_numbers, updates)]
     return ctx.reshape(ctx.emit(_scatter_operator(ctx), *rows), x.shape)
 
 

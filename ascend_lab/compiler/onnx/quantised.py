@@ -81,8 +81,8 @@ def _shift(ctx: Context) -> Value:
         ctx.unsupported("direction LEFT or RIGHT", str(ctx.attr("direction")))
     largest_shift = (32 if dtype == "int32" else 8) - (1 if is_left or dtype != "int32" else 2)
     powers = (2 ** np.arange(largest_shift + 1, dtype=np.int64)).astype(np.int32)
-    places = ctx.emit("clip", y, low=0, high=largest_shift)
-    power = ctx.emit("gather", ctx.constant_array(powers, "int32", "powers"), places, axis=0)
+    shift = ctx.emit("clip", y, low=0, high=largest_shift)
+    power = ctx.emit("gather", ctx.constant_array(powers, "int32", "powers"), shift, axis=0)
     zero = ctx.constant_array(0, "int32", "zero")
     if is_left:
         moved = ctx.emit("mul", x, power)
@@ -92,7 +92,7 @@ def _shift(ctx: Context) -> Value:
         moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
         # a negative number shifted right by all its bits is -1
         sign = ctx.emit("neg", ctx.emit("less", x, zero))
-    inside = ctx.emit("equal", y, places)
+    inside = ctx.emit("equal", y, shift)
     shifted = ctx.choose(inside, moved, sign)
     return shifted if dtype == "int32" else wrapped(ctx, shifted, dtype)
 

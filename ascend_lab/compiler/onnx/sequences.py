@@ -191,11 +191,11 @@ class _Layer:
         limited = self.ctx.emit("clip", x, low=-clip, high=clip) if clip else x
         return self.ctx.emit(self.functions[which], limited)
 
-    def peep(self, i: int, total: Value, c: Value) -> Value:
-        """Return `total` plus the cell state's part of gate i, if the layer has peepholes."""
+    def with_peephole(self, gate: int, total: Value, c: Value) -> Value:
+        """Return `total` plus the cell state's part of a gate, if the layer has peepholes."""
         if self.peepholes is None:
             return total
-        share = self.ctx.emit("mul", self.gate(self.peepholes, i, i + 1, 0), c)
+        share = self.ctx.emit("mul", self.gate(self.peepholes, gate, gate + 1, 0), c)
         return self.ctx.emit("add", total, share)
 
 
@@ -230,11 +230,11 @@ def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
     input_gate, output_gate, forget_gate, cell_input = (
         layer.gate(gates, i, i + 1) for i in range(4)
     )
-    input_gate = layer.active(0, layer.peep(0, input_gate, c))
-    forget_gate = layer.active(0, layer.peep(2, forget_gate, c))
+    input_gate = layer.active(0, layer.with_peephole(0, input_gate, c))
+    forget_gate = layer.active(0, layer.with_peephole(2, forget_gate, c))
     added = ctx.emit("mul", input_gate, layer.active(1, cell_input))
     c = ctx.emit("add", ctx.emit("mul", forget_gate, c), added)
-    output_gate = layer.active(0, layer.peep(1, output_gate, c))
+    output_gate = layer.active(0, layer.with_peephole(1, output_gate, c))
     return ctx.emit("mul", output_gate, ctx.emit(layer.functions[2], c)), c
 
 

@@ -257,15 +257,15 @@ def _weights(coordinates: Values, change: _Axis, attrs: dict[str, Any]) -> Value
     reach = math.ceil((2 if is_cubic else 1) / squeeze) + 1
     result = np.zeros((len(coordinates), change.length))
     for row, x in enumerate(coordinates):
-        places = math.floor(x) + np.arange(-reach, reach + 2)
+        pixels = math.floor(x) + np.arange(-reach, reach + 2)
         # at 0.25 between pixels 0 and 1 linear weights are 0.75 and 0.25
-        distance = np.abs(places - x) * squeeze
+        distance = np.abs(pixels - x) * squeeze
         weight = (
             _cubic(distance, attrs["cubic_coeff_a"]) if is_cubic else np.maximum(0, 1 - distance)
         )
         if attrs["exclude_outside"]:
-            weight = np.where((places >= 0) & (places < change.length), weight, 0.0)
-        np.add.at(result[row], np.clip(places, 0, change.length - 1), weight / weight.sum())
+            weight = np.where((pixels >= 0) & (pixels < change.length), weight, 0.0)
+        np.add.at(result[row], np.clip(pixels, 0, change.length - 1), weight / weight.sum())
     return result
 
 

@@ -82,7 +82,7 @@ class Fault:
     evaluator: str
     ops: tuple[str, ...]
     does: str
-    when: Callable[[NodeView], Any] = lambda asked: True
+    when: Callable[[NodeView], Any] = lambda node: True
 
 
 # fmt: off

@@ -196,16 +196,16 @@ def _split_gemms(graph: ir.Graph, keep: frozenset[str]) -> tuple[ir.Graph, froze
         settings = ir.operator_of(node.op).settings(node.attrs)
         transposes = {key: settings[key] for key in ("trans_a", "trans_b")}
         result = draft.insert("matmul", node.inputs[:2], transposes, f"{node.name}_product")
-        kept_names.add(draft.made[result])
+        kept_names.add(draft.maker_names[result])
         bias = node.inputs[2]
         if settings["alpha"] != 1:
             result = draft.insert(
                 "muls", (result,), {"number": settings["alpha"]}, f"{node.name}_alpha"
             )
-            kept_names.add(draft.made[result])
+            kept_names.add(draft.maker_names[result])
         if settings["beta"] != 1:
             bias = draft.insert("muls", (bias,), {"number": settings["beta"]}, f"{node.name}_beta")
-            kept_names.add(draft.made[bias])
+            kept_names.add(draft.maker_names[bias])
         draft.become(node, "add", (result, bias))
     return draft.finish(), frozenset(kept_names)
 
