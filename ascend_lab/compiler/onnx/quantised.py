@@ -144,9 +144,9 @@ def _quantize(ctx: Context) -> Value:
             "output in int8 or uint8", ctx.result if not output_dtype else str(output_dtype)
         )
     x = ctx.input(0)
-    step = _known_scale(ctx)
-    if step is not None:
-        return ctx.emit("quantise", x, scale=step[0], offset=step[1], dtype=ctx.result)
+    if known := _known_scale(ctx):
+        number, offset = known
+        return ctx.emit("quantise", x, scale=number, offset=offset, dtype=ctx.result)
     scale = _in_broadcast_shape(ctx, 1, x.shape)
     ratio = ctx.emit("div", ctx.cast(x, scale.type.dtype), scale)
     rounded = ctx.cast(ctx.emit("round", ratio), "fp32")
@@ -159,13 +159,14 @@ def _quantize(ctx: Context) -> Value:
 def _dequantize(ctx: Context) -> Value:
     """Return (x - zero point) scale: one operator if scale and zero point allow it."""
     output_dtype = ctx.attr("output_dtype")
-    step = _known_scale(ctx)
+    known = _known_scale(ctx)
     ctx.result = ctx.elem(1)
     if output_dtype and ELEMENTS.get(output_dtype, ("",))[0] != ctx.result:
         ctx.unsupported("output in the scale's type", f"output_dtype {output_dtype}")
-    if step is not None:
+    if known:
+        number, offset = known
         dtype = ctx.input(1).type.dtype
-        return ctx.emit("dequantise", ctx.input(0), scale=step[0], offset=step[1], dtype=dtype)
+        return ctx.emit("dequantise", ctx.input(0), scale=number, offset=offset, dtype=dtype)
     scale = _in_broadcast_shape(ctx, 1, ctx.shape(0))
     if not ctx.has(2) or (ctx.tensor(2).known is not None and not ctx.const(2).any()):
         wide = ctx.cast(scale, "fp32")  # no zero point, one scale for each channel
