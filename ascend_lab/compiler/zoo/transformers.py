@@ -21,7 +21,7 @@ from ascend_lab.errors import InputError
 
 WEIGHT_DEVIATION = 0.02
 """Standard deviation of the weights."""
-VOCABULARY = 30522
+WORDS = 30522
 """Tokens of BERT's vocabulary."""
 POSITIONS = 512
 """The longest sequence of BERT, with a learned vector for each position."""
@@ -208,7 +208,7 @@ def bert_base(
     *,
     dtype: str = "fp32",
     layers: int = 12,
-    vocabulary: int = VOCABULARY,
+    vocabulary: int = WORDS,
 ) -> Graph:
     """Return BERT-base: width 768, 12 heads; fewer `layers` and words make it small to evaluate."""
     return bert("bert_base", Size(768, layers, 12, length, batch, 1e-12), dtype, vocabulary)
@@ -220,7 +220,7 @@ def bert_large(
     *,
     dtype: str = "fp32",
     layers: int = 24,
-    vocabulary: int = VOCABULARY,
+    vocabulary: int = WORDS,
 ) -> Graph:
     """Return BERT-large: width 1024, 16 heads."""
     return bert("bert_large", Size(1024, layers, 16, length, batch, 1e-12), dtype, vocabulary)
