@@ -24,7 +24,7 @@ from ascend_lab.compiler.lower import (
     lower,
 )
 from ascend_lab.compiler.lower.conv import by_vector, conv_shape_of
-from ascend_lab.compiler.lower.matmul import is_plain, is_turned
+from ascend_lab.compiler.lower.matmul import is_plain, is_weight_gradient
 from ascend_lab.compiler.lower.piece import packed
 from ascend_lab.compiler.lower.vector import mixed_blocks
 from ascend_lab.compiler.rules import special_form
@@ -145,7 +145,7 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
             return "", "a depthwise convolution on the vector unit has no parameters"
         return "cube", ""
     if op in PRODUCTS:
-        if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
+        if is_weight_gradient(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"
         return ("cube" if is_plain(piece) else "product"), ""
     if mixed_blocks(piece):

@@ -95,7 +95,7 @@ class Compared:
         times = (self.measured_s, self.model_s, self.bound_s)
         columns = "".join(" " + _microseconds(time_s) for time_s in times)
         # a bound that a measurement beats is a bug of the model, so the line says so
-        below = "  below our bound" * self.is_below_bound
+        below = "  below our bound" if self.is_below_bound else ""
         return f"{name:<52}{columns} {self.error:>+8.0%}  {self.limit}{below}{marks}"
 
 
@@ -181,12 +181,28 @@ def group_of(name: str, rows: list[Compared]) -> Group:
     errors = np.array([row.error for row in rows if row.error is not None])
     below = sum(row.is_below_bound for row in rows)
     if not len(errors):
-        return Group(name, len(rows), 0, None, None, None, below)
+        return Group(
+            group=name,
+            rows=len(rows),
+            timed=0,
+            bias=None,
+            median=None,
+            p90=None,
+            below_bound=below,
+        )
     # exp(mean of log(1 + error)) - 1; a least value keeps a model time of 0 from log(0)
     bias = math.expm1(float(np.mean(np.log1p(np.maximum(errors, -1 + 1e-12)))))
     # without the sign: a model 20 % too slow and one 20 % too fast are equally wrong
     median, p90 = (float(q) for q in np.percentile(np.abs(errors), (50, 90)))
-    return Group(name, len(rows), len(errors), bias, median, p90, below)
+    return Group(
+        group=name,
+        rows=len(rows),
+        timed=len(errors),
+        bias=bias,
+        median=median,
+        p90=p90,
+        below_bound=below,
+    )
 
 
 def compare(path: str | Path, chip: Chip | None = None, like: str = "") -> Comparison:
@@ -239,9 +255,8 @@ def compare_rows(
         if row.work is None or row.refused:
             yield Compared(row.case, row.group, row.measured_s, refused=row.refused or "no work")
             continue
+        # Tables repeat the same work with other schedules, and one estimate takes up to seconds.
         # Records of work hold mappings, which cannot be keys of a dict; their text can.
-        # Tables repeat the same work with other schedules,
-        # and one estimate takes up to seconds.
         key = repr(row.work)
         if key not in answers:
             answers[key] = _answer(row.work, chip, like)

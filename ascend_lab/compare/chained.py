@@ -62,37 +62,38 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, network, tasks
     from ascend_lab.compiler.compile import Layouts
 
+    used_chip = chip
     # the row was measured on some of the chip's cores
     if "cores" in work.attributes:
         cores = cores_of(chip, "cores", work.attributes["cores"])
-        chip = replace(chip, core_count=cores)
+        used_chip = replace(chip, core_count=cores)
     # dtype "": the graph's number formats stay as they are
     road = Road(dtype="", layouts=Layouts(ends_as_given))
-    front = front_stages(graph, chip, road)
+    front = front_stages(graph, used_chip, road)
     if cut := KERNELS.get(work.operator):
         groups = cut(work, front.laid_out)
-        compiled = tasks.compile_tasks(front.laid_out, chip, groups, road.start)
+        compiled = tasks.compile_tasks(front.laid_out, used_chip, groups, road.start)
         times = network.simulate_graph(compiled)
         cut_by = "cut as the source's"
     else:
-        compiled = finish_stages(front, chip, road).compiled
+        compiled = finish_stages(front, used_chip, road).compiled
         cut_by = "fused by our rules"
         if work.operator in SUPER_KERNELS:
             compiled = replace(compiled, scopes=((0, len(compiled.tasks)),))
             cut_by = "in one launch, barriers between"
         times = network.simulate_graph(compiled)
-    bound = bound_of(front.rewritten, at_peak(chip))
+    bound = bound_of(front.rewritten, at_peak(used_chip))
     # no schedule is quicker than the transfer of the bytes that it has to read
     if work.operator not in READ_IN_PART:
-        bound = with_bytes(bound, graph, at_peak(chip))
+        bound = with_bytes(bound, graph, at_peak(used_chip))
     marks = [f"kernels of ours: {len(times.operators)}, {cut_by}"]
     if work.l2 != "cold":
         marks.append(f"l2 {work.l2}: timed cold")
-    if aside := times.on_ai_cpu:
-        marks.append(", ".join(line.type for line in aside))
-    estimate = of_tasks(work, chip, times, bound, tuple(marks))
+    if on_ai_cpu := times.on_ai_cpu:
+        marks.append(", ".join(line.type for line in on_ai_cpu))
+    estimate = of_tasks(work, used_chip, times, bound, tuple(marks))
     if work.kernels in FETCHED.get(work.operator, ()):
-        return fetched(estimate, chip, chip.cores_of("vector"))
+        return fetched(estimate, used_chip, used_chip.cores_of("vector"))
     return estimate
 
 
@@ -114,28 +115,31 @@ def grouped(work: Work, chip: Chip) -> Estimate:
     parts: dict[str, float] = {}
     kernels = 1
     if product.operand_graph:
-        lines, memory = converted(product.operand_graph, kernel, chip)
-        # between two phases of a launch all cores wait for each other
-        inside_s = sum(line.cycles + chip.all_cores_cycles for line in lines) / chip.clock_hz
-        parts["operands"] = inside_s if product.together else sum(line.task_s for line in lines)
-        kernels += 0 if product.together else len(lines)
-    line = simulate_kernel(kernel, chip, memory)
+        conversions, memory = converted(product.operand_graph, kernel, chip)
+        if product.together:
+            # between two phases of a launch all cores wait for each other
+            cycles = sum(timeline.cycles + chip.all_cores_cycles for timeline in conversions)
+            parts["operands"] = cycles / chip.clock_hz
+        else:
+            parts["operands"] = sum(timeline.task_s for timeline in conversions)
+            kernels += len(conversions)
+    timeline = simulate_kernel(kernel, chip, memory)
     if work.operator in MIX_KERNELS:
-        line = replace(line, mix_cycles=round(chip.mix_start_s * chip.clock_hz))
-    parts["products"] = line.task_s
+        timeline = replace(timeline, mix_cycles=round(chip.mix_start_s * chip.clock_hz))
+    parts["products"] = timeline.task_s
     # the host's part of the first start, which a profiler's task does not include
-    by_host_s = chip.launch_overhead_s - chip.queued_launch_s
+    host_start_s = chip.launch_overhead_s - chip.queued_launch_s
     if product.result_graph:
         stages = Road(dtype="", layouts=Layouts(ends_as_given)).stages(product.result_graph, chip)
         times = simulate_graph(stages.compiled, written=("y",))
-        parts["behind"] = times.time_s - by_host_s
+        parts["behind"] = times.time_s - host_start_s
         kernels += len(times.operators)
     marks = (f"kernels of ours: {kernels}, the product's by hand",)
     limit = max(parts, key=lambda part: parts[part])
     model_s = sum(parts.values())
     if work.timing == "kernel":
         return Estimate(model_s, bound.work_s, limit, {}, marks)
-    return Estimate(model_s + by_host_s, bound.time_s, limit, {}, marks)
+    return Estimate(model_s + host_start_s, bound.time_s, limit, {}, marks)
 
 
 def converted(
@@ -150,16 +154,16 @@ def converted(
 
     sizes = {b.name: b.size_bytes for b in kernel.tensors}
     memory = DeviceMemory.of(chip)
-    lines: list[KernelTimeline] = []
-    places: dict[str, tuple[int, int]] = {}
+    timelines: list[KernelTimeline] = []
+    place_of: dict[str, tuple[int, int]] = {}
     for task in finish_stages(Front({}, graph, graph), chip, Road(dtype="")).compiled.tasks:
         assert task.lowered is not None
         tensors = task.lowered.kernel.tensors
-        lines.append(simulate_kernel(task.lowered.kernel, chip, memory))
+        timelines.append(simulate_kernel(task.lowered.kernel, chip, memory))
         addresses = memory.addresses(tensors)
         address_of = {task.value(name): address for name, address in addresses.items()}
-        places.update({name: (address_of[name], sizes[name]) for name in task.writes})
+        place_of.update({name: (address_of[name], sizes[name]) for name in task.writes})
         # the next kernel's own tensors lie above all of these
-        top = max(addresses[b.name] + b.size_bytes for b in tensors)
-        memory = replace(memory, workspace_bytes=top)
-    return lines, memory.at(places)
+        workspace_start = max(addresses[b.name] + b.size_bytes for b in tensors)
+        memory = replace(memory, workspace_bytes=workspace_start)
+    return timelines, memory.at(place_of)

@@ -7,7 +7,7 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
 from ascend_lab.machine.chip import Chip
 
-OF_EXPERTS = ("ep", "tokens", "hidden", "topk")
+EXPERT_KEYS = ("ep", "tokens", "hidden", "topk")
 """Attributes of rows whose collective moves the tokens of experts."""
 TOKEN_DTYPES = ("int8", "fp16", "bf16")
 LATE_HOSTS = "as measured also a wait for late hosts"
@@ -20,7 +20,7 @@ OTHER_TOPOLOGIES = {"A3 pod, HCCS": "a3-pod"}
 """A source's name of its topology -> our preset, which gets as many devices as there are ranks."""
 
 
-def collective(work: Work, own: Chip | None) -> Estimate:
+def collective(work: Work, own_chip: Chip | None) -> Estimate:
     """Time a collective by its quickest algorithm; fewer ranks than devices use the first ones."""
     from ascend_lab.cluster import collective_time, load_topology
     from ascend_lab.cluster.loader import TOPOLOGIES
@@ -30,7 +30,7 @@ def collective(work: Work, own: Chip | None) -> Estimate:
         needed = f"{work.operator}: the time of its tasks on the devices, timing=kernel"
         raise UnsupportedError(needed, work.timing, "what hosts do meanwhile has no model")
     for word, value in work.attributes.items():
-        if word not in ("ranks", "topology", *OF_EXPERTS) and not is_measurement(word):
+        if word not in ("ranks", "topology", *EXPERT_KEYS) and not is_measurement(word):
             needed = f"{work.operator}: attributes ranks and topology"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
     name = work.attributes.get("topology")
@@ -53,10 +53,10 @@ def collective(work: Work, own: Chip | None) -> Estimate:
     marks.append(f"{fastest.algorithm}, the quickest of the model")
     tokens_s = 0.0
     # an all_to_all of experts also moves tokens inside each device
-    if work.attributes.keys() >= set(OF_EXPERTS):
-        chip, of_chip = chip_of(work.chip, own)
-        tokens_s, moved = tokens_moved(work, chip)
-        marks += [*of_chip, moved]
+    if work.attributes.keys() >= set(EXPERT_KEYS):
+        chip, chip_marks = chip_of(work.chip, own_chip)
+        tokens_s, tokens_mark = tokens_moved(work, chip)
+        marks += [*chip_marks, tokens_mark]
     return Estimate(fastest.time_s + tokens_s, fastest.lower_bound_s, "links", {}, tuple(marks))
 
 

@@ -8,25 +8,25 @@ from ascend_lab.compare.rows import Shape
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 
 
-def _turns_blocks(dtype: str) -> bool:
+def _transposes_blocks(dtype: str) -> bool:
     """Tell whether our kernel transposes 16 channels of a format at once, as the device does."""
     # vtranspose turns 16 x 16 numbers of two bytes; others move one by one
     return DTYPE_BYTES[dtype] == 2
 
 
-def conversions_told(count: int, dtype: str) -> str:
+def conversions_mark(count: int, dtype: str) -> str:
     """Return a remark on how the model timed the `count` changes of layout that were measured."""
-    if _turns_blocks(dtype):
+    if _transposes_blocks(dtype):
         return f"with {count} changes of layout, as measured"
     return f"{count} changes of layout not timed: ours of {dtype} would move single elements"
 
 
-def converting_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) -> float:
+def conversions_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) -> float:
     """Return the seconds of changing the layout of the `count` largest images and weights."""
     from ascend_lab.compiler import Graph, Node, Road, TensorType, finish_stages
     from ascend_lab.compiler.compile import Front
 
-    if not _turns_blocks(dtype):
+    if not _transposes_blocks(dtype):
         return 0.0
     total_s = 0.0
     # the row states the number of conversions but not the tensors: the largest ones cost most

@@ -64,8 +64,8 @@ def of_tasks(
 
     limit = largest(account(times, bound)["ledger"])
     if work.timing == "kernel":
-        by_host_s = chip.launch_overhead_s - chip.queued_launch_s
-        return Estimate(times.time_s - by_host_s, bound.work_s, limit, {}, marks)
+        host_start_s = chip.launch_overhead_s - chip.queued_launch_s
+        return Estimate(times.time_s - host_start_s, bound.work_s, limit, {}, marks)
     return Estimate(times.time_s, bound.time_s, limit, {}, marks)
 
 

@@ -53,14 +53,14 @@ def estimate(work: Work, own_chip: Chip | None = None, like: str = "") -> Estima
         needed = f"a collective of {' and '.join(COLLECTIVES)}"
         raise UnsupportedError(needed, work.operator or "no operator", "others are not timed here")
     chip, marks = chip_of(work.chip, own_chip)
+    timed_work = as_groups(work)
     if work.operator == "scatter_add" and "segments" in work.attributes:
         # Sums of segments start from zeros that the measured kernels write: no x is read.
-        work = replace(work, operator="unsorted_segment_sum")
-    work = as_groups(work)
+        timed_work = replace(work, operator="unsorted_segment_sum")
     if work.operator == "transpose" and work.dtypes == ("int64",):
-        work = in_pairs(work)
+        timed_work = in_pairs(work)
         marks = (*marks, "int64 moved as pairs of int32")
-    answer = _timed(work, chip, like)
+    answer = _timed(timed_work, chip, like)
     if any(NOT_PRINTED in mark for mark in marks):
         answer = replace(answer, bound_s=None)  # another bin may be quicker
     return replace(answer, marks=(*marks, *answer.marks))

@@ -14,7 +14,7 @@ from ascend_lab.machine.chip import Chip
 if TYPE_CHECKING:
     from ascend_lab.compiler import Graph
 
-SMALL = "small_channel"
+SMALL_CHANNEL = "small_channel"
 """Attribute of a network's row; 1 means that the first layer reads pixels of 4 channels.
 
 It states the option --enable_small_channel of the vendor's compiler;
@@ -37,7 +37,7 @@ def network(work: Work, chip: Chip, like: str) -> Estimate:
         needed = f"{work.operator}: a network in {', '.join(NETWORK_DTYPES)}"
         raise UnsupportedError(needed, dtype, "networks run in no other format")
     graph = _graph(work)
-    small = work.attributes.get(SMALL, 0) == 1
+    small = work.attributes.get(SMALL_CHANNEL, 0) == 1
     road = cann_road(chip, dtype, small_channel=small) if like else Road(dtype=dtype)
     front = front_stages(graph, chip, road)
     # a network whose tensors exceed device memory is timed in tiles of the batch or the image
@@ -57,7 +57,7 @@ def _graph(work: Work) -> Graph:
     for word, value in work.attributes.items():
         if word == "batch":
             batch = value
-        elif not is_measurement(word) and not _says_again(work, word, value):
+        elif not is_measurement(word) and not _changes_nothing(work, word, value):
             needed = f"{work.operator}: attributes that its time on one device depends on"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "none is guessed")
     # (8, 3, 224, 224) states batch 8 without the attribute `batch`
@@ -77,12 +77,12 @@ def _graph(work: Work) -> Graph:
     return graph
 
 
-def _says_again(work: Work, word: str, value: Any) -> bool:
+def _changes_nothing(work: Work, word: str, value: Any) -> bool:
     """Tell whether an attribute changes nothing: one device, or the length that the shapes have.
 
     An attribute on how the first layer was compiled changes nothing, too.
     """
-    if word == SMALL:
+    if word == SMALL_CHANNEL:
         return value in (0, 1)
     if word == "context":
         return bool(work.shapes) and work.shapes[0][-1] == value

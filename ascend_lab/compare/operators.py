@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.compare import unaligned
 from ascend_lab.compare.chains import attention
-from ascend_lab.compare.conversions import conversions_told, converting_s
+from ascend_lab.compare.conversions import conversions_mark, conversions_s
 from ascend_lab.compare.estimates import Estimate, at_peak, fetched
 from ascend_lab.compare.row_kernels import row_kernel
 from ascend_lab.compare.rows import Work
@@ -42,38 +42,38 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     from ascend_lab.operators import ops
 
     operator = ops.get(work.operator)
-    if operator.name == attention.FLASH:
-        work = attention.as_called(work)
-    if not work.shapes:
-        raise InputError(f"{work.operator}: a shape per input", "none", "write them in its order")
-    settings = settings_of(work, chip, operator.attrs)
+    call = attention.as_called(work) if operator.name == attention.FLASH else work
+    if not call.shapes:
+        raise InputError(f"{call.operator}: a shape per input", "none", "write them in its order")
+    settings = settings_of(call, chip, operator.attrs)
     # a row measured on 20 of 24 cores
+    used_chip = chip
     if settings.cores is not None:
-        chip = replace(chip, core_count=settings.cores)
-    dtypes = _dtypes(work, settings.attributes)
-    if work.operator in HALVES_IN_FP32 and dtypes[0] == "fp16" and "bf16" in chip.cube:
+        used_chip = replace(chip, core_count=settings.cores)
+    dtypes = _dtypes(call, settings.attributes)
+    if call.operator in HALVES_IN_FP32 and dtypes[0] == "fp16" and "bf16" in used_chip.cube:
         dtypes = ("bf16",) * len(dtypes)
         settings.marks.append("halves computed in fp32 as measured: timed as bf16")
     tiling = None
-    if like and work.operator == TILED:
+    if like and call.operator == TILED:
         from ascend_lab.compiler.like_cann import tiling_of_operator
 
-        tiling = tiling_of_operator(work.shapes, dtypes, chip, settings.attributes)
+        tiling = tiling_of_operator(call.shapes, dtypes, used_chip, settings.attributes)
     # a profiler's task begins on the device, a wall-clock time with the host's call
-    timeline = _timeline(work, chip, dtypes, settings.attributes, tiling)
-    timeline = replace(timeline, start="queued" if work.timing == "kernel" else "cold")
+    timeline = _timeline(call, used_chip, dtypes, settings.attributes, tiling)
+    timeline = replace(timeline, start="queued" if call.timing == "kernel" else "cold")
     extra_s = 0.0  # seconds of other work that was measured together with the kernel
-    if operator.name == attention.FLASH and attention.is_causal(work):
+    if operator.name == attention.FLASH and attention.is_causal(call):
         settings.marks.append(attention.SKIPPED)
-    if attention.is_library(work):
+    if attention.is_library(call):
         settings.marks.append(attention.LIBRARY)
-        extra_s = attention.tiling_read_s(chip)
-    if work.conversions and operator.has("convolution"):
-        shapes = (*work.shapes[:2], *operator.infer(*work.shapes, **settings.attributes))
-        extra_s = converting_s(shapes, dtypes[0], work.conversions, chip)
-        settings.marks.append(conversions_told(work.conversions, dtypes[0]))
-    bound_s = _bound_s(work, at_peak(chip), dtypes, settings.attributes)
-    if work.l2 == "unknown":
+        extra_s = attention.tiling_read_s(used_chip)
+    if call.conversions and operator.has("convolution"):
+        shapes = (*call.shapes[:2], *operator.infer(*call.shapes, **settings.attributes))
+        extra_s = conversions_s(shapes, dtypes[0], call.conversions, used_chip)
+        settings.marks.append(conversions_mark(call.conversions, dtypes[0]))
+    bound_s = _bound_s(call, at_peak(used_chip), dtypes, settings.attributes)
+    if call.l2 == "unknown":
         settings.marks.append("l2 unknown: timed cold")
     model_s = timeline.time_s + extra_s
     limit = _limit_of(timeline)
@@ -154,21 +154,26 @@ def _timeline(
     from ascend_lab.machine import sim
     from ascend_lab.operators import ops
 
+    used_chip = chip
     if attention.is_library(work):
-        chip = replace(chip, core_count=attention.dealt_cores(work, chip))
+        used_chip = replace(chip, core_count=attention.busy_cores(work, chip))
+    shapes = work.shapes
+    formats = tuple(dtypes)
+    settings = dict(attributes)
     if work.operator == attention.FLASH and attention.is_causal(work):
-        work = attention.as_measured(work)
-        dtypes = (dtypes[0],) * len(work.shapes)
-        attributes = {**attributes, "causal": False}
+        # the measured kernel adds a mask to the scores that it does not skip
+        shapes = attention.as_measured(work).shapes
+        formats = (dtypes[0],) * len(shapes)
+        settings["causal"] = False
     # measured loops repeat a call on the same tensors, which then lie in L2
     is_warm = work.l2 == "warm"
     if is_warm or tiling is not None:
-        case = work.operator, work.shapes, dtypes, chip
-        return ops.time(*case, warm_l2=is_warm, tiling=tiling, **attributes)
-    kernel = ops.compile(work.operator, work.shapes, dtypes, chip, **attributes)
+        call = work.operator, shapes, formats, used_chip
+        return ops.time(*call, warm_l2=is_warm, tiling=tiling, **settings)
+    kernel = ops.compile(work.operator, shapes, formats, used_chip, **settings)
     if work.operator in unaligned.PRODUCTS:
-        kernel = unaligned.with_conversions(kernel, work.shapes, dtypes, attributes, chip)
-    return sim.simulate_kernel(kernel, chip, sim.DeviceMemory.of(chip))
+        kernel = unaligned.with_conversions(kernel, shapes, formats, settings, used_chip)
+    return sim.simulate_kernel(kernel, used_chip, sim.DeviceMemory.of(used_chip))
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -227,8 +232,6 @@ def _memory_s(work: Work, graph: Graph, chip: Chip, network_s: float) -> float:
     # operands in L2: no byte has to cross the memory interface
     if work.l2 == "warm":
         return 0.0
-    # seconds = bytes / rate;
-    # the least bytes give the bound
     rate = chip.device_memory.rate_bytes_per_s
     if ops.get(work.operator).has("in place"):
         return sum(graph.types[name].data_bytes for name in graph.inputs[1:]) / rate

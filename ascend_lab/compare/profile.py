@@ -35,7 +35,7 @@ NAMES = {
     "out_dtypes": ("output data types",),
 }
 """An entry of a task -> the names of its column, in small letters."""
-NEEDED = ("name", "type", "duration", "shapes", "dtypes")
+NEEDED_ENTRIES = ("name", "type", "duration", "shapes", "dtypes")
 OFF_CORE = ("AI_CPU", "HCCL", "COMMUNICATION", "DSA", "DVPP")
 """Types of tasks that no AI core computes."""
 DTYPES = {
@@ -93,7 +93,7 @@ def read_rows(rows: Sequence[tuple[int, list[str]]], chip: str, where: str) -> l
         for name in names
         if name in columns
     }
-    missing = [NAMES[entry][0] for entry in NEEDED if entry not in column_of]
+    missing = [NAMES[entry][0] for entry in NEEDED_ENTRIES if entry not in column_of]
     if missing:
         needed = f"{where}: the columns {', '.join(missing)} of an operator summary"
         raise InputError(needed, "none", "record the profile with shapes and task times")
@@ -137,12 +137,11 @@ def _row(
         task_reading = reading(_task(row))
         marks = task_reading.marks
         work = Work(
-            task_reading.operator,
-            chip,
-            task_reading.shapes,
-            None,
-            task_reading.dtypes,
-            task_reading.attributes,
+            operator=task_reading.operator,
+            chip=chip,
+            shapes=task_reading.shapes,
+            dtypes=task_reading.dtypes,
+            attributes=task_reading.attributes,
             group=row["type"],
         )
     busy = {}
@@ -151,9 +150,15 @@ def _row(
         # pipes that did nothing are left out
         if share:
             busy[pipe] = share
-    group = row["type"] or "no type"
-    name = row["name"] or f"line {line}"
-    return Measured(name, group, measured_s, work, marks, busy, "; ".join(reasons))
+    return Measured(
+        case=row["name"] or f"line {line}",
+        group=row["type"] or "no type",
+        measured_s=measured_s,
+        work=work,
+        marks=marks,
+        busy=busy,
+        refused="; ".join(reasons),
+    )
 
 
 def _task(row: Mapping[str, str]) -> Task:
@@ -236,7 +241,8 @@ POINTWISE = {
     "Erf": "erf",
 }
 """Types of element-wise tasks -> our operator; their tensors may lie in any format."""
-NOT_TOLD = {
+WITH_TWO_OPERANDS = ("add", "sub", "mul", "div", "max", "min", "pow")
+UNKNOWN_ATTRIBUTES = {
     "Conv": "strides and pads",
     "Depthwise": "strides and pads",
     "Pool": "windows and strides",
@@ -254,16 +260,15 @@ NOT_TOLD = {
 def reading(task: Task) -> Reading:
     """Return a task as an operator of our library; raises `InputError` where that is uncertain."""
     if task.type in POINTWISE:
+        operator = POINTWISE[task.type]
         # a profile may list further inputs, such as sizes, which are ignored here
-        count = (
-            2 if POINTWISE[task.type] in ("add", "sub", "mul", "div", "max", "min", "pow") else 1
-        )
-        return Reading(POINTWISE[task.type], task.shapes[:count], task.dtypes[:count], {})
+        count = 2 if operator in WITH_TWO_OPERANDS else 1
+        return Reading(operator, task.shapes[:count], task.dtypes[:count], {})
     # types of several versions of one operator: MatMul, MatMulV2, MatMulV3
     for kinds, read in READERS.items():
         if task.type in kinds:
             return read(task)
-    for kind, attributes in NOT_TOLD.items():
+    for kind, attributes in UNKNOWN_ATTRIBUTES.items():
         if kind in task.type:
             needed = f"{task.type}: {attributes}, which no profile holds"
             raise InputError(needed, "shapes only", "write a table of measured rows instead")
@@ -277,7 +282,8 @@ def _matmul(task: Task) -> Reading:
         raise InputError(f"{task.type}: two matrices", str(task.shapes), "correct that row")
     a = task.shapes[0][-2:]
     b = task.shapes[1][-2:]
-    fitting = []  # 4 x 8 and 16 x 8 to 4 x 16: only b is transposed; 8 x 8 and 8 x 8: all four fit
+    # 4 x 8 and 16 x 8 to 4 x 16: only b is transposed; 8 x 8 and 8 x 8: all four choices fit
+    fitting = []
     for trans_a, trans_b in product((False, True), repeat=2):
         rows, inner = a[::-1] if trans_a else a
         inner_b, columns = b[::-1] if trans_b else b

@@ -51,9 +51,14 @@ def row_kernel(work: Work, chip: Chip) -> Launch | None:
 
 # -- RmsNorm ---------------------------------------------------------------------------------------
 MERGED_COLUMNS = 2000
+"""Rows of up to this many numbers are worked on many at a time."""
 LONGEST_NORM = {"fp16": 12288, "bf16": 12288, "fp32": 10240}
+"""By format, most numbers of a row that these kernels take; the library cuts longer rows."""
 FEW_ROWS = 512
 FEW_PLANES = 8
+"""Limits of the first and the second axis of a decoding batch, for which the library has a kernel
+of its own.
+"""
 
 
 def rms_norm(work: Work, rows: Rows, chip: Chip) -> Launch | None:
@@ -62,20 +67,23 @@ def rms_norm(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     Source: norm/rms_norm, rms_norm_tiling.cpp, rms_norm.h and rms_norm_merge_n.h.
     """
     x, gamma = work.shapes
+    dtype = rows.dtype
     columns = math.prod(gamma)
-    rows = Rows(math.prod(x) // columns, columns, rows.dtype)
-    pitch = aligned(columns, rows.dtype)
+    normalised_rows = Rows(math.prod(x) // columns, columns, dtype)
+    pitch = aligned(columns, dtype)
     cores = chip.cores_of("vector")
-    if len(set(work.dtypes)) > 1 or pitch > LONGEST_NORM[rows.dtype]:
+    if len(set(work.dtypes)) > 1 or pitch > LONGEST_NORM[dtype]:
         return None  # gamma in fp32 with x in 16 bits, or rows that are cut
     # Long rows go one at a time: their sum is folded within the row. Short ones go many at a time,
     # as a repeat of each row is added at once.
     if pitch > MERGED_COLUMNS:
-        return row_launch("rms_norm", chip, rows, 1, _norm_of_one, cores)
-    if rows.dtype in HALF and len(gamma) == 1 and _is_few(x):
+        return row_launch("rms_norm", chip, normalised_rows, 1, _norm_of_one, cores)
+    if dtype in HALF and len(gamma) == 1 and _is_few(x):
         return None
-    rows_at_once = (chip.buffers["UB"] - RESERVED_BYTES) // (pitch * 16 + 260)
-    return row_launch("rms_norm_merged", chip, rows, rows_at_once, _norm_of_many, cores)
+    # bytes of UB for a row, as the source's tiling counts them
+    row_bytes = pitch * 16 + 260
+    rows_at_once = (chip.buffers["UB"] - RESERVED_BYTES) // row_bytes
+    return row_launch("rms_norm_merged", chip, normalised_rows, rows_at_once, _norm_of_many, cores)
 
 
 def _is_few(shape: Sequence[int]) -> bool:
@@ -85,6 +93,7 @@ def _is_few(shape: Sequence[int]) -> bool:
 
 
 def _norm_of_one(w: RowWriter, rows_at_once: int) -> TileWriter:
+    """Declare the tensors of RmsNorm; a tile is one row."""
     columns = w.rows.columns
     dtype = w.rows.dtype
     x = w.source("x", rows_at_once)
@@ -113,6 +122,7 @@ def _norm_of_one(w: RowWriter, rows_at_once: int) -> TileWriter:
 
 
 def _norm_of_many(w: RowWriter, rows_at_once: int) -> TileWriter:
+    """Declare the tensors of RmsNorm; each instruction works on all rows of a tile."""
     columns = w.rows.columns
     dtype = w.rows.dtype
     pitch = aligned(columns, dtype)
@@ -154,6 +164,7 @@ def _norm_of_many(w: RowWriter, rows_at_once: int) -> TileWriter:
 
 # -- DynamicQuant ----------------------------------------------------------------------------------
 SINGLE_ROWS = (4096, 5120, 10240)
+"""Row lengths for which the library has a kernel of its own, with few rows."""
 QUANT_BYTES = 11
 """Bytes of UB per number of a row: 2 of x, 8 of two copies in fp32, 1 of the result."""
 
@@ -186,6 +197,7 @@ def dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
 
 
 def _quantise_each(w: RowWriter, rows_at_once: int) -> TileWriter:
+    """Declare the tensors of DynamicQuant; the rows of a tile are quantised one after another."""
     columns = w.rows.columns
     dtype = w.rows.dtype
     x = w.source("x", rows_at_once, depth=2)
@@ -223,6 +235,7 @@ def _quantise_each(w: RowWriter, rows_at_once: int) -> TileWriter:
 
 
 def _quantise_many(w: RowWriter, rows_at_once: int) -> TileWriter:
+    """Declare the tensors of DynamicQuant; each instruction works on all rows of a tile."""
     columns = w.rows.columns
     x = w.source("x", rows_at_once, packed=True)
     y = w.result("y", columns, "int8", rows_at_once, pitch=columns)
@@ -253,6 +266,7 @@ def _quantise_many(w: RowWriter, rows_at_once: int) -> TileWriter:
 
 # -- AddRmsNormDynamicQuant ------------------------------------------------------------------------
 MAX_ROWS = 16
+"""Most rows that a core of AddRmsNormDynamicQuant holds at once."""
 
 
 def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
@@ -263,8 +277,10 @@ def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | N
     if len(work.shapes) != 3 or rows.dtype not in HALF:
         return None
     pitch = aligned(rows.columns, "int8")
-    weights = 3 * 2 * pitch + 768  # gamma and two optional rows of smoothing
-    rows_at_once = (chip.buffers["UB"] - weights) // (16 * pitch + 8)
+    # both numbers of bytes as the source's tiling counts them
+    constant_bytes = 3 * 2 * pitch + 768  # gamma and two optional rows of smoothing
+    row_bytes = 16 * pitch + 8
+    rows_at_once = (chip.buffers["UB"] - constant_bytes) // row_bytes
     if rows_at_once < 1:
         return None
     rows_at_once = min(rows_at_once, MAX_ROWS)
@@ -275,6 +291,7 @@ def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | N
 
 
 def _add_norm_quantise(w: RowWriter, rows_at_once: int) -> TileWriter:
+    """Declare the tensors of the sum, its norm and its quantisation."""
     columns = w.rows.columns
     dtype = w.rows.dtype
     pitch = aligned(columns, "int8")
@@ -294,30 +311,10 @@ def _add_norm_quantise(w: RowWriter, rows_at_once: int) -> TileWriter:
         total.alloc()
         w.vectors("vconv", elements)
         total.store(row, count)
-        w.vectors("vmul", elements)
-        with w.k.loop("norm", count):
-            w.halving_sum(columns)
-            w.by_scalar(6)
-            w.vector("vmuls", columns, wait=False)
-        w.wait()
-        w.vectors("vconv", columns)  # gamma
-        with w.k.loop("gamma_row", count):
-            w.vectors("vmul", columns)
+        _write_norm(w, elements, count)
         y.alloc()
         scales.alloc()
-        with w.k.loop("copy", count):
-            w.vector("vmuls", columns, wait=False)  # multiplies by 1 if there is no smoothing
-        w.wait()
-        # The largest |q| of each row is 127:
-        # scale = max |x| / 127
-        w.vectors("vabs", elements)
-        with w.k.loop("quantise", count):
-            w.folding_max(columns)
-            w.by_scalar(4)  # read, two divisions, store
-            w.vector("vmuls", columns, wait=False)
-        w.wait()
-        w.vectors("vconv vconv", elements)  # int32, fp16
-        w.vectors("vconv", elements, halves=True)
+        _write_quantisation(w, elements, count)
         x1.free()  # its memory was the scratch of the quantisation
         x2.free()
         y.store(row, count)
@@ -326,10 +323,41 @@ def _add_norm_quantise(w: RowWriter, rows_at_once: int) -> TileWriter:
     return tile
 
 
+def _write_norm(w: RowWriter, elements: int, count: int) -> None:
+    """Write the instructions that normalise `count` rows and multiply each by gamma."""
+    columns = w.rows.columns
+    w.vectors("vmul", elements)
+    with w.k.loop("norm", count):
+        w.halving_sum(columns)
+        w.by_scalar(6)
+        w.vector("vmuls", columns, wait=False)
+    w.wait()
+    w.vectors("vconv", columns)  # gamma
+    with w.k.loop("gamma_row", count):
+        w.vectors("vmul", columns)
+
+
+def _write_quantisation(w: RowWriter, elements: int, count: int) -> None:
+    """Write the instructions that quantise `count` rows by scale = max |x| / 127 each."""
+    columns = w.rows.columns
+    with w.k.loop("copy", count):
+        w.vector("vmuls", columns, wait=False)  # multiplies by 1 if there is no smoothing
+    w.wait()
+    w.vectors("vabs", elements)
+    with w.k.loop("quantise", count):
+        w.folding_max(columns)
+        w.by_scalar(4)  # read, two divisions, store
+        w.vector("vmuls", columns, wait=False)
+    w.wait()
+    w.vectors("vconv vconv", elements)  # int32, fp16
+    w.vectors("vconv", elements, halves=True)
+
+
 # -- DequantSwigluQuant ----------------------------------------------------------------------------
-SHORT_HALF = 1536
+SHORT_HALF_COLUMNS = 1536
 SHORT_ROWS = 128
 SHORT_CORES = 12
+"""With shorter halves of rows, and fewer rows, the library uses at most `SHORT_CORES` cores."""
 
 
 def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
@@ -339,20 +367,22 @@ def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     """
     half = rows.columns // 2
     is_int32 = rows.dtype == "int32"
-    scales = len(work.shapes) - (3 if is_int32 else 1)
-    if scales not in (0, 1) or not (is_int32 or rows.dtype in HALF):
+    smoothing_inputs = len(work.shapes) - (3 if is_int32 else 1)
+    if smoothing_inputs not in (0, 1) or not (is_int32 or rows.dtype in HALF):
         return None
-    longest = chip.buffers["UB"] // (45 if is_int32 else 25) // 32 * 32
+    # bytes of UB for a number of a half row, as the source's tiling counts them
+    number_bytes = 45 if is_int32 else 25
+    longest = chip.buffers["UB"] // number_bytes // 32 * 32
     if half > longest:
         return None
     cores = chip.cores_of("vector")
-    if half < SHORT_HALF and rows.count < SHORT_ROWS:
+    if half < SHORT_HALF_COLUMNS and rows.count < SHORT_ROWS:
         # a rule of the source for little work
         cores = min(cores, SHORT_CORES)
     rows_at_once = 1 if is_int32 else longest // aligned(half, "int8")
     # a rule of the source: short rows of int32 are loaded one row ahead
-    ahead = is_int32 and half % 8 == 0 and half <= SHORT_HALF
-    start = partial(_swiglu, smooth=bool(scales), ahead=ahead)
+    ahead = is_int32 and half % 8 == 0 and half <= SHORT_HALF_COLUMNS
+    start = partial(_swiglu, smooth=bool(smoothing_inputs), ahead=ahead)
     return row_launch("dequant_swiglu_quant", chip, rows, rows_at_once, start, cores)
 
 

@@ -114,9 +114,9 @@ class RowWriter:
         self.first = self.k.param("core", cores) * per_core
         self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES["fp32"]
         # one repeat count of numbers, the most that an instruction touches
-        self.wide = self.k.buffer("numbers", "UB", "fp32", chip.max_repeat * self.lanes)
+        self.fp32_scratch = self.k.buffer("numbers", "UB", "fp32", chip.max_repeat * self.lanes)
         # the same bytes as fp16, for instructions on halves
-        self.narrow = self.k.view(self.wide, "halves", "fp16")
+        self.fp16_scratch = self.k.view(self.fp32_scratch, "halves", "fp16")
         self.reduced = self.k.buffer("reduced", "UB", "fp32", chip.max_repeat + 1)
 
     # -- tensors ----------------------------------------------------------------------------------
@@ -141,18 +141,28 @@ class RowWriter:
         streams = []
         for side, start in (("right", half), ("left", 0)):
             queue = self._queue(f"{name}_{side}", self.rows.dtype, rows_at_once * pitch, depth)
-            streams.append(Stream(self.k, queue, tensor, half, pitch, columns, start))
+            streams.append(
+                Stream(
+                    k=self.k,
+                    queue=queue,
+                    tensor=tensor,
+                    columns=half,
+                    pitch=pitch,
+                    step=columns,
+                    start=start,
+                )
+            )
         return streams[0], streams[1]
 
     def result(
         self, name: str, columns: int, dtype: str, rows_at_once: int, pitch: int = 0
     ) -> Stream:
         """Return a tensor for results, with room for `rows_at_once` rows in its slot."""
-        pitch = pitch or aligned(columns, dtype)
-        queue = self._queue(
-            name, dtype, max(rows_at_once * pitch, aligned(rows_at_once, dtype)), 1, out=True
-        )
-        return Stream(self.k, queue, self._tensor(name, columns, dtype), columns, pitch, columns)
+        row_pitch = pitch or aligned(columns, dtype)
+        elements = max(rows_at_once * row_pitch, aligned(rows_at_once, dtype))
+        queue = self._queue(name, dtype, elements, 1, out=True)
+        tensor = self._tensor(name, columns, dtype)
+        return Stream(self.k, queue, tensor, columns, row_pitch, columns)
 
     def numbers(self, name: str, rows_at_once: int) -> Stream:
         """Return a result of one fp32 number a row, such as a scale; they are one run in UB."""
@@ -184,7 +194,7 @@ class RowWriter:
         self, op: str, elements: int, *, reads: int = 1, halves: bool = False, wait: bool = True
     ) -> None:
         """Write an instruction on numbers of 4 bytes (2 with `halves`), and a barrier if `wait`."""
-        memory = self.narrow if halves else self.wide
+        memory = self.fp16_scratch if halves else self.fp32_scratch
         lanes = 2 * self.lanes if halves else self.lanes
         # the value does not matter, as nothing is computed; the form of the instruction does
         scalar = 1.0 if op in ("vmuls", "vadds", "vdup") else None
@@ -208,7 +218,7 @@ class RowWriter:
         while repeats:
             count = min(repeats, self.k.chip.max_repeat)
             self.k.vector(
-                op, self.reduced.region(0, count), self.wide.region(0, (count, self.lanes))
+                op, self.reduced.region(0, count), self.fp32_scratch.region(0, (count, self.lanes))
             )
             repeats -= count
         if wait:
@@ -220,7 +230,7 @@ class RowWriter:
         blocks = ceil_div(numbers, BLOCKS) * BLOCKS
         while blocks:
             count = min(blocks, self.k.chip.max_repeat // BLOCKS * BLOCKS)
-            into = self.wide.region(0, (count, BLOCKS))
+            into = self.fp32_scratch.region(0, (count, BLOCKS))
             self.k.vector("vbrcb", into, self.reduced.region(0, count))
             blocks -= count
         self.wait()
@@ -231,13 +241,13 @@ class RowWriter:
         1000 columns: the 488 after the 512th are added to the first ones, then 256, 128 and 64.
         """
         # the largest power of two that the row holds
-        body = 1 << (columns.bit_length() - 1)
+        power_of_two = 1 << (columns.bit_length() - 1)
         if columns > self.lanes:
-            if columns > body:
-                self.vectors("vadd", columns - body)
-            while body > self.lanes:
-                body //= 2
-                self.vectors("vadd", body)
+            if columns > power_of_two:
+                self.vectors("vadd", columns - power_of_two)
+            while power_of_two > self.lanes:
+                power_of_two //= 2
+                self.vectors("vadd", power_of_two)
         self.reduce("vcadd", 1, wait=False)
 
     def folding_max(self, columns: int, *, halves: bool = False) -> None:
@@ -249,11 +259,11 @@ class RowWriter:
         """Fold all repeats of a row onto its first."""
         lanes = 2 * self.lanes if halves else self.lanes
         # 1000 columns in repeats of 64: 15 whole ones, 40 columns
-        repeats, odd_columns = divmod(columns, lanes)
+        repeats, remaining_columns = divmod(columns, lanes)
         if repeats > 1:
             self.vectors("vmax", (repeats - 1) * lanes, halves=halves)
-        if repeats and odd_columns:
-            self.vectors("vmax", odd_columns, halves=halves)
+        if repeats and remaining_columns:
+            self.vectors("vmax", remaining_columns, halves=halves)
 
     def staged_max(self, columns: int) -> None:
         """Find the largest of a row by ReduceMax: reduce each repeat, then the results, and so on.

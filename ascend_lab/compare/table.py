@@ -87,7 +87,15 @@ def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
         busy = _busy(work.attributes, measured_s)
     if kernels := row.get("kernels", ""):
         marks.append(f"measured: a sum of kernels ({kernels})")
-    return Measured(case, group, measured_s, work, tuple(marks), busy, "; ".join(reasons))
+    return Measured(
+        case=case,
+        group=group,
+        measured_s=measured_s,
+        work=work,
+        marks=tuple(marks),
+        busy=busy,
+        refused="; ".join(reasons),
+    )
 
 
 def _seconds(text: str) -> float:
@@ -127,16 +135,16 @@ def _work(row: Mapping[str, str], group: str) -> Work:
         shapes = tuple(shape_of(text.strip(), "x", "inputs") for text in row["inputs"].split(";"))
     dtypes = tuple(text.strip() for text in row["dtype"].split(";")) if row["dtype"] else ()
     return Work(
-        operator,
-        row["chip"],
-        shapes,
-        size_bytes,
-        dtypes,
-        attributes,
-        l2,
-        row["timing"],
-        group,
-        row.get("kernels", ""),
+        operator=operator,
+        chip=row["chip"],
+        shapes=shapes,
+        size_bytes=size_bytes,
+        dtypes=dtypes,
+        attributes=attributes,
+        l2=l2,
+        timing=row["timing"],
+        group=group,
+        kernels=row.get("kernels", ""),
     )
 
 

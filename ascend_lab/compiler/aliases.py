@@ -40,32 +40,32 @@ class Alias:
 class _Aliases:
     """The aliases of the nodes read so far; each points at the next tensor that contains it.
 
-    `between` names nodes that are views only as part of a chain: a transpose and the transpose that
-    undoes it, for example.
+    `chain_members` names nodes that are views only as part of a chain: a transpose and the
+    transpose that undoes it, for example.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.into: dict[str, Alias] = {}
+        self.alias_of: dict[str, Alias] = {}
         self.views: set[str] = set()
-        self.between: set[str] = set()
+        self.chain_members: set[str] = set()
 
     def add(self, node: Node) -> None:
         """Store the aliases of a node if it is a view."""
-        if node.name in self.between:
+        if node.name in self.chain_members:
             return
         if node.op == "concat" and self._join(node):
             self.views.add(node.name)
-        elif (offsets := self._offsets(node)) is not None:
+        elif (offsets := self._operand_offsets(node)) is not None:
             self.views.add(node.name)
             for name, offset in zip(node.outputs, offsets, strict=True):
-                self.into[name] = Alias(node.inputs[0], offset)
+                self.alias_of[name] = Alias(node.inputs[0], offset)
         # for example reshape, transpose, reshape, after which every element is at its old address
         elif chain := idle_moves(self.graph, node):
-            self.between.update(move.name for move in chain)
-            self.into.update((move.output, Alias(node.inputs[0])) for move in chain)
+            self.chain_members.update(move.name for move in chain)
+            self.alias_of.update((move.output, Alias(node.inputs[0])) for move in chain)
 
-    def _offsets(self, node: Node) -> list[int] | None:
+    def _operand_offsets(self, node: Node) -> list[int] | None:
         """Return the offset in its operand of each output of a node; None if it is not a view.
 
         A constant has no views, as it is packed for the kernels that read it.
@@ -98,7 +98,7 @@ class _Aliases:
         if None in bases or len(set(bases)) < len(bases) or immovable.intersection(map(str, bases)):
             return False
         for base, offset in zip(bases, offsets, strict=True):
-            self.into[str(base)] = Alias(node.output, offset)
+            self.alias_of[str(base)] = Alias(node.output, offset)
         return True
 
     def base(self, name: str) -> str | None:
@@ -108,8 +108,8 @@ class _Aliases:
         """
         # a view of equal size is all of its owner's memory
         size = self.graph.types[name].size_bytes
-        while name in self.into:
-            name = self.into[name].owner
+        while name in self.alias_of:
+            name = self.alias_of[name].owner
         return name if self.graph.types[name].size_bytes == size else None
 
 
@@ -119,17 +119,17 @@ def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
     for node in graph.nodes:
         if node.name in views:
             collector.add(node)
-    places = {}
-    for name in collector.into:
+    resolved = {}
+    for name in collector.alias_of:
         owner = name
         offset = 0
         # a slice 64 bytes into y, which lies 128 bytes into z: 192 bytes into z
-        while owner in collector.into:
-            alias = collector.into[owner]
+        while owner in collector.alias_of:
+            alias = collector.alias_of[owner]
             owner = alias.owner
-            offset = offset + alias.offset_bytes
-        places[name] = Alias(owner, offset)
-    return places
+            offset += alias.offset_bytes
+        resolved[name] = Alias(owner, offset)
+    return resolved
 
 
 def view_nodes(graph: Graph) -> frozenset[str]:
@@ -147,7 +147,7 @@ def _views(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
     collector = _Aliases(graph)
     for node in graph.nodes:
         collector.add(node)
-    return frozenset(collector.views | collector.between), frozenset(collector.between)
+    return frozenset(collector.views | collector.chain_members), frozenset(collector.chain_members)
 
 
 # -- moves that keep addresses --------------------------------------------------------------------
@@ -262,10 +262,11 @@ def cut_offsets(graph: Graph, node: Node) -> list[int] | None:
 def _offsets(
     joined: TensorType, pieces: Collection[TensorType], axis: int, spans: Collection[Range]
 ) -> list[int] | None:
-    pairs = zip(pieces, spans, strict=True)
-    offsets = [
-        offset
-        for piece_type, span in pairs
-        if (offset := run_offset(joined, piece_type, axis, span)) is not None
-    ]
-    return offsets if len(offsets) == len(pieces) else None
+    """Return the offset of each piece of a tensor cut along an axis; None if one is no run."""
+    offsets: list[int] = []
+    for piece_type, span in zip(pieces, spans, strict=True):
+        offset = run_offset(joined, piece_type, axis, span)
+        if offset is None:
+            return None
+        offsets.append(offset)
+    return offsets

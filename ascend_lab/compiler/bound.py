@@ -19,7 +19,7 @@ not a schedule. So the bound is that of the graph after passes, in the number fo
 runs (`compile_stages(...).rewritten`): few cubes multiply fp32.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -29,28 +29,30 @@ from ascend_lab.compiler.needs import BY_ROW, PRODUCTS, Needs, moves
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.sim import least_signal_cycles, outgoing_rate, shortest_latencies
 
-CURVES = {
+VECTOR_FUNCTIONS = {
     **dict.fromkeys(("exp", "elu", "softmax", "log_softmax"), ("vexp",)),
-    **dict.fromkeys(("sigmoid", "tanh", "erf"), ("vexp", "passed", "over")),
-    "silu": ("vexp", "passed", "share"),
-    "gelu": ("vmul", "vmul", "vexp", "passed", "share"),
-    **dict.fromkeys(("sqrt", "rsqrt", "rec", "abs", "leaky_relu"), ("least",)),
+    **dict.fromkeys(("sigmoid", "tanh", "erf"), ("vexp", "pass through", "reciprocal")),
+    "silu": ("vexp", "pass through", "quotient"),
+    "gelu": ("vmul", "vmul", "vexp", "pass through", "quotient"),
+    **dict.fromkeys(("sqrt", "rsqrt", "rec", "abs", "leaky_relu"), ("quickest",)),
     "log": ("vln",),
-    "softplus": ("vexp", "passed", "vln"),
-    "relu": ("low",),
-    **dict.fromkeys(("clip", "relu6", "hard_sigmoid"), ("low", "high")),
-    "hard_swish": ("low", "high", "vmul"),
+    "softplus": ("vexp", "pass through", "vln"),
+    "relu": ("lower limit",),
+    **dict.fromkeys(("clip", "relu6", "hard_sigmoid"), ("lower limit", "upper limit")),
+    "hard_swish": ("lower limit", "upper limit", "vmul"),
 }
 """Operators that only a vector unit computes, with the fewest instructions for a result.
 
 A cube computes sums of products and a path out of L0C scales; neither computes these functions.
-vexp, vln, vmul   an exponential, a logarithm, a product of two computed numbers
-over              a reciprocal: the faster of vrec and vdiv
-share             a quotient: a reciprocal and vmul, or vdiv, whichever is faster
-least             the fastest instruction that the chip has
-passed            one more instruction, the quickest, on chips where the cube shares the vector
-                  pipe: the cube may have computed it, but its result passes through that pipe
-low, high         a limit: the quickest instruction, or none where a path out of L0C clips
+
+    vexp, vln, vmul            an exponential, a logarithm, a product of two computed numbers
+    reciprocal                 the faster of vrec and vdiv
+    quotient                   a reciprocal and vmul, or vdiv, whichever is faster
+    quickest                   the fastest instruction that the chip has
+    pass through               one more instruction, the quickest, on chips where the cube shares
+                               the vector pipe: the cube may have computed the argument, but its
+                               result passes through that pipe
+    lower limit, upper limit   the quickest instruction, or none where a path out of L0C clips
 """
 LARGEST = ("reduce_max", "reduce_min", "global_max_pool")
 """Operators whose result is the largest or smallest of several numbers."""
@@ -59,9 +61,14 @@ CUBE_SIDE = ("L1", "L0A", "L0B", "L0C")
 SUMMED = ("add", "sub", "reshape", "trans_data", "transpose")
 """Operators between products whose sums may be added up in L0C before they leave it."""
 Times = tuple[float, ...]
-"""Cycles until a number is where the cube reads, where the vector unit reads, and in memory."""
+"""Three cycles: until a number is where the cube reads, where the vector unit reads, and in memory.
+
+For work: cycles of the cubes, of the vector units, and of the paths out of L0C.
+"""
 NOW: Times = (0.0, 0.0, 0.0)
 """The times of constants: they may be in every buffer from the start."""
+UNIT_OF_BUFFER = {"L0C": 0, "UB": 1}
+"""Index in `Times` of the unit that writes a buffer: 0 is the cube, 1 the vector unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,51 +109,55 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     work = _Work(graph, chip)
     if all(map(moves, work.nodes)):
         return Bound()
-    either = work.products()
+    small_groups = work.products()
     work.functions()
     cube, vector, leaving = (sum(load.cycles[unit] for load in work.loads) for unit in range(3))
     if not chip.combined:
         # chips with vector cores: a small group costs a vector step for each tap, or, on the
         # cube, cycles to leave L0C
         candidates = [
-            (count * taps * work.cheapest_cycles / work.lanes, leave_cycles)
-            for taps, count, leave_cycles in either
+            (group.results * group.products * work.cheapest_cycles / work.lanes, group.leave_cycles)
+            for group in small_groups
         ]
-        candidates.sort(key=lambda way: way[0] / way[1])
+        candidates.sort(key=lambda candidate: candidate[0] / candidate[1])
         vector, leaving = _balanced(vector, leaving, candidates)
     clock = chip.clock_hz
     on_cpu = chip.ai_cpu_overhead_s
     starts = (chip.launch_overhead_s, chip.queued_launch_s)
     # an operator on the AI CPU may start sooner than a kernel
-    cold, next_s = (min(s, on_cpu or s) for s in starts)
-    more_launch_cycles = work.more_launches() * round(next_s * clock)
+    cold_s, queued_s = (min(start_s, on_cpu or start_s) for start_s in starts)
+    more_launch_cycles = work.more_launches() * round(queued_s * clock)
+    mix_start_cycles = round(chip.mix_start_s * clock)
+    launch_cycles = round(cold_s * clock) + min(more_launch_cycles, mix_start_cycles)
     return Bound(
-        cube / clock,
-        vector / clock,
-        leaving / clock,
-        work.memory_bytes() / chip.device_memory.rate_bytes_per_s,
-        work.chain() / clock,
-        (round(cold * clock) + min(more_launch_cycles, round(chip.mix_start_s * clock))) / clock,
+        cube=cube / clock,
+        vector=vector / clock,
+        results=leaving / clock,
+        memory=work.memory_bytes() / chip.device_memory.rate_bytes_per_s,
+        chain=work.chain() / clock,
+        launch=launch_cycles / clock,
     )
 
 
 def _balanced(
-    vector: float, path: float, either: Sequence[tuple[float, float]]
+    vector: float, path: float, shiftable: Sequence[tuple[float, float]]
 ) -> tuple[float, float]:
-    """Share work that may go to either between vector unit and path; return the cycles of both.
+    """Divide work that may go to either between vector unit and path; return the cycles of both.
 
-    `either` holds (cycles on the vector unit, cycles on the path) of work that may go to either,
-    sorted by their ratio: the work that suits the vector unit best comes first. All of it starts on
-    the path. Each piece moves as far as the path still takes longer than the vector unit; at the
-    end both take equally long. This is the optimum of a fractional knapsack; a schedule, which has
-    to give out whole results, ends no earlier.
+    `shiftable` holds (cycles on the vector unit, cycles on the path) of that work, sorted by their
+    ratio: the work that suits the vector unit best comes first. All of it starts on the path. Each
+    entry moves as far as the path still takes longer than the vector unit; at the end both take
+    equally long. This is the optimum of a fractional knapsack; a schedule, which has to give out
+    whole results, ends no earlier.
     """
-    path += sum(path_cycles for _, path_cycles in either)
-    for vector_cycles, path_cycles in either:
-        fraction = min(max((path - vector) / (vector_cycles + path_cycles), 0.0), 1.0)
-        vector = vector + fraction * vector_cycles
-        path = path - fraction * path_cycles
-    return vector, path
+    vector_total = vector
+    path_total = path + sum(path_cycles for _, path_cycles in shiftable)
+    for vector_cycles, path_cycles in shiftable:
+        excess = (path_total - vector_total) / (vector_cycles + path_cycles)
+        fraction = min(max(excess, 0.0), 1.0)
+        vector_total = vector_total + fraction * vector_cycles
+        path_total = path_total - fraction * path_cycles
+    return vector_total, path_total
 
 
 class _Load(NamedTuple):
@@ -158,6 +169,18 @@ class _Load(NamedTuple):
     node: str
     tensor: str
     cycles: Times
+
+
+class _SmallGroup(NamedTuple):
+    """Results of a convolution in groups of few channels, which either unit may compute.
+
+    Each result is a sum of `products` products; `leave_cycles` is the time in which all of these
+    results leave L0C if the cube computes them.
+    """
+
+    products: int
+    results: int
+    leave_cycles: float
 
 
 class _Work:
@@ -197,11 +220,8 @@ class _Work:
         self.starts = dict[str, float]()
 
     # -- cube ---------------------------------------------------------------------------------
-    def products(self) -> list[tuple[int, float, float]]:
+    def products(self) -> list[_SmallGroup]:
         """Add the cycles of products and of sums that leave L0C; return work for either unit.
-
-        Work for either unit is that of convolutions in groups of few channels: (products of a
-        result, results, cycles to leave L0C if the cube computes them).
 
         Cube. (1) A step of m0 x k0 x n0 adds to at most m0 n0 sums. (2) A sum of k products needs
         at least ceil(k / k0) steps, whatever else shares them: rows of other images, columns of
@@ -217,44 +237,63 @@ class _Work:
         On chips with one core for cube and vector work, sums leave on the vector pipe: their cycles
         count there, too. Small groups are computed by the cube, or by a vector step for each tap.
         """
+        small_groups = list[_SmallGroup]()
+        for group_end, nodes in self._summed_groups().items():
+            cube_nodes = [node for node in nodes if self._on_cube(node)]
+            for node in cube_nodes:
+                cycles = self._cube_cycles(node, shares_steps=len(nodes) > 1)
+                self.loads.append(_Load(node.output, node.output, (cycles, 0.0, 0.0)))
+            names = (group_end, *(node.output for node in nodes))
+            fewest = min(self.needs.count(name) for name in names)
+            leave_cycles = self._cycles_out_of_l0c(group_end, fewest)
+            if cube_nodes:
+                vector_pipe_cycles = leave_cycles
+                path_cycles = leave_cycles
+            else:
+                of_group = self.needs.fewest_products(nodes, fewest)
+                vector_pipe_cycles = self._least_cycles_of_either(of_group)
+                path_cycles = 0.0  # counted by `bound_of`, which chooses the unit
+                small_groups += [
+                    _SmallGroup(taps, count, leave_cycles * count / fewest)
+                    for taps, count in of_group
+                ]
+            on_vector_pipe = vector_pipe_cycles if self.chip.combined else 0.0
+            leaving = (0.0, on_vector_pipe, path_cycles)
+            self.loads.append(_Load(nodes[-1].output, group_end, leaving))
+        return small_groups
+
+    def _summed_groups(self) -> dict[str, list[Node]]:
+        """Return the nodes whose sums are added up in L0C, by the last tensor of each group.
+
+        Two convolutions that are added are one group; a product that nothing is added to is a group
+        alone.
+        """
         groups: dict[str, list[Node]] = {}
         for node in self.nodes:
-            taps = node.name in self.needs.windows and not node.has("pooling")
-            if self._on_cube(node) or (taps and not self._on_cube(node, either=True)):
-                # products whose sums are added up before they leave belong together
+            has_windows = node.name in self.needs.windows and not node.has("pooling")
+            is_small_group = has_windows and not self._on_cube(node, either=True)
+            if self._on_cube(node) or is_small_group:
                 groups.setdefault(self._last_in_l0c(node.output), []).append(node)
-        for_either = list[tuple[int, float, float]]()
-        # sums of small groups leave L0C, or the vector unit computes them, one step for each tap
+        return groups
+
+    def _cube_cycles(self, node: Node, *, shares_steps: bool) -> float:
+        """Return the least cycles of a node's products, spread evenly over all cores.
+
+        With `shares_steps`, sums of two nodes may share a step that neither fills.
+        """
+        m0, k0, n0 = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
+        steps = self.needs.sums(node, 1) / k0 if shares_steps else self.needs.sums(node, k0)
+        # only needed and different results are computed
+        needed_share = self.needs.count(node.output) / self.graph.types[node.output].elements
+        return steps * needed_share / (m0 * n0 * self.chip.core_count)
+
+    def _least_cycles_of_either(self, small_groups: Sequence[tuple[int, int]]) -> float:
+        """Return the least cycles on the vector pipe of results that either unit may compute.
+
+        They leave L0C on that pipe, or the vector unit computes them, a step for each tap.
+        """
         rate = max(self.l0c_rate, self.chip.vector_bytes_per_repeat * self.chip.core_count)
-        for group_end, nodes in groups.items():
-            cubes = [node for node in nodes if self._on_cube(node)]
-            for node in cubes:
-                m0, k0, n0 = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
-                steps = self.needs.sums(node, k0)
-                if len(nodes) > 1:  # sums of two nodes may share a step that neither fills
-                    steps = self.needs.sums(node, 1) / k0
-                # only needed and different results are computed
-                needed_share = (
-                    self.needs.count(node.output) / self.graph.types[node.output].elements
-                )
-                cycles = steps * needed_share / (m0 * n0 * self.chip.core_count)
-                self.loads.append(_Load(node.output, node.output, (cycles, 0.0, 0.0)))
-            fewest = min(
-                self.needs.count(name) for name in (group_end, *(node.output for node in nodes))
-            )
-            leave_cycles = self._cycles_out_of_l0c(group_end, fewest)
-            small_groups = [] if cubes else self.needs.fewest_products(nodes, fewest)
-            vector_pipe_cycles = (
-                leave_cycles
-                if cubes
-                else sum(count for _, count in small_groups) * self.result_bytes / rate
-            )
-            leaving = (0.0, vector_pipe_cycles * self.chip.combined, leave_cycles if cubes else 0.0)
-            self.loads.append(_Load(nodes[-1].output, group_end, leaving))
-            for_either += [
-                (taps, count, leave_cycles * count / fewest) for taps, count in small_groups
-            ]
-        return for_either
+        return sum(count for _, count in small_groups) * self.result_bytes / rate
 
     def _cycles_out_of_l0c(self, tensor: str, count: int) -> float:
         """Return the cycles in which `count` sums leave L0C.
@@ -292,36 +331,41 @@ class _Work:
     def functions(self) -> None:
         """Add the cycles of functions on the vector units to `loads`.
 
-        (1) No cube and no path out of it computes the functions of `CURVES` or the maximum of
-        several numbers. (2) So each needed result takes one lane of every instruction of its
-        definition; a maximum takes one lane of the quickest. (3) A repeat has `lanes` lanes on all
-        cores together. Means, sums, norms and convolutions in small groups may go to the cube as
-        products with ones: they count nothing here. A path out of L0C may do a ReLU.
+        (1) No cube and no path out of it computes the functions of `VECTOR_FUNCTIONS` or the
+        maximum of several numbers. (2) So each needed result takes one lane of every instruction of
+        its definition; a maximum takes one lane of the quickest. (3) A repeat has `lanes` lanes on
+        all cores together. Means, sums, norms and convolutions in small groups may go to the cube
+        as products with ones: they count nothing here. A path out of L0C may do a ReLU.
         """
         for node in self.nodes:
-            if (
-                cycles := self._vector_results(node)
-                * self._repeat_cycles(node, self.repeat_costs)
-                / self.lanes
-            ):
+            repeat_cycles = self._repeat_cycles(node, self.repeat_costs)
+            cycles = self._vector_results(node) * repeat_cycles / self.lanes
+            if cycles:
                 self.loads.append(_Load(node.output, node.output, (0.0, cycles, 0.0)))
 
     def _repeat_cycles(self, node: Node, costs: Mapping[str, float]) -> float:
         """Return the least cycles of all instructions of a node, at `costs` for each."""
         # instructions that the chip file does not list
         default_cycles = costs["default"]
-        least = min(costs.values())
-        cycles_of = {**costs, "least": least, "passed": least if self.chip.combined else 0.0}
-        cycles_of["over"] = min(costs.get(n, default_cycles) for n in ("vrec", "vdiv"))
-        cycles_of["share"] = min(
-            cycles_of["over"] + costs.get("vmul", default_cycles), costs.get("vdiv", default_cycles)
-        )
+        quickest = min(costs.values())
+        product = costs.get("vmul", default_cycles)
+        division = costs.get("vdiv", default_cycles)
+        reciprocal = min(costs.get("vrec", default_cycles), division)
         settings = operator_of(node.op).settings(node.attrs)
-        low = settings.get("low", 0.0)
-        high = settings.get("high", 6.0)
-        cycles_of["low"] = 0.0 if low in (-inf, 0.0) or self.has_int8 else least  # a path's ReLU
-        cycles_of["high"] = 0.0 if high == inf or self.has_int8 else least  # bytes are limited
-        return sum(cycles_of.get(name, default_cycles) for name in CURVES.get(node.op, ("least",)))
+        # a path out of L0C does a ReLU; bytes are limited anyway
+        has_free_lower = settings.get("low", 0.0) in (-inf, 0.0) or self.has_int8
+        has_free_upper = settings.get("high", 6.0) == inf or self.has_int8
+        cycles_of = {
+            **costs,
+            "quickest": quickest,
+            "pass through": quickest if self.chip.combined else 0.0,
+            "reciprocal": reciprocal,
+            "quotient": min(reciprocal + product, division),
+            "lower limit": 0.0 if has_free_lower else quickest,
+            "upper limit": 0.0 if has_free_upper else quickest,
+        }
+        instructions = VECTOR_FUNCTIONS.get(node.op, ("quickest",))
+        return sum(cycles_of.get(name, default_cycles) for name in instructions)
 
     def _vector_results(self, node: Node) -> int:
         """Return how many results of a node a vector unit has to compute, at least."""
@@ -330,7 +374,7 @@ class _Work:
         if DTYPE_BYTES[out.dtype] < 2:
             return 0
         count = self._function_results(node.output)
-        if node.op in CURVES:
+        if node.op in VECTOR_FUNCTIONS:
             # softmax of one number is 1
             is_constant = node.has("reduction") and out.shape[node.attr("axis", -1)] < 2
             return 0 if is_constant else count
@@ -398,29 +442,30 @@ class _Work:
         3. Work and weights that are read late: see `_late_weights`.
         """
         distances = shortest_latencies(self.chip)
+        # nodes from `since` on come after the last product that needed all of its input
         since = 0
         ready: dict[str, Times] = dict.fromkeys(self.graph.inputs, distances["GM"])
-        for at, node in enumerate(self.graph.nodes):
+        for position, node in enumerate(self.graph.nodes):
             if not self.needs.varies.issuperset(node.outputs):
                 continue
             inputs_ready = self._inputs_ready(node, ready)
+            first_results = self._first_results(node)
+            nodes_before = self.graph.nodes[since:position]
             arrivals = list[Times]()
-            next_since = since
-            for cycles, place in self._first_results(node):
-                # index 0 of the times is the cube's, 1 the vector unit's
-                end = inputs_ready[unit := place == "UB"] + cycles
+            for cycles, place in first_results:
+                unit = UNIT_OF_BUFFER[place]
+                end = inputs_ready[unit] + cycles
                 if self.needs.needs_all_products(node):
-                    end = max(end, self._work_done(cycles, node, since, at, unit))
-                    next_since = at + 1
+                    end = max(end, self._end_after_all_inputs(node, cycles, nodes_before, unit))
+                    since = position + 1
                 arrivals.append(tuple(end + distance for distance in distances[place]))
-            since = next_since
             earliest = tuple(map(min, zip(*arrivals or [inputs_ready], strict=True)))
             # the earliest start of the node, on whichever unit
-            starts = [inputs_ready[place == "UB"] for _, place in self._first_results(node)]
+            starts = [inputs_ready[UNIT_OF_BUFFER[place]] for _, place in first_results]
             self.starts[node.output] = min(starts or inputs_ready)
             ready.update(dict.fromkeys(node.outputs, earliest))
         ends = (ready.get(name, NOW)[2] for name in self.graph.outputs)
-        return max(self._work_done() if since else 0.0, self._late_weights(), *ends)
+        return max(self._end_of_all_work() if since else 0.0, self._late_weights(), *ends)
 
     def more_launches(self) -> int:
         """Return how many kernels must follow the first one if no kernel uses both types of cores.
@@ -435,9 +480,9 @@ class _Work:
             cube, vector, memory = self._inputs_ready(node, ready)
             # a result in L0C is read by a vector core one kernel later, and the other way round
             ends = {"L0C": (cube, cube + 1, cube), "UB": (vector + 1, vector, vector)}
-            choices = [ends[place] for _, place in self._first_results(node)] or [
-                (cube, vector, memory)
-            ]
+            choices = [ends[place] for _, place in self._first_results(node)]
+            # a node that may cost nothing starts no kernel
+            choices = choices or [(cube, vector, memory)]
             earliest = tuple(map(min, zip(*choices, strict=True)))
             ready.update(dict.fromkeys(node.outputs, earliest))
         uses_both = all(any(load.cycles[unit] for load in self.loads) for unit in (0, 1))
@@ -454,23 +499,23 @@ class _Work:
         signal by flags, and all may hold some. (4) The other weights are read from memory.
         """
         chip = self.chip
-        positions = {n: at for at, node in enumerate(self.graph.nodes) for n in node.outputs}
+        positions = {n: i for i, node in enumerate(self.graph.nodes) for n in node.outputs}
         cores = 1 if chip.combined else chip.core_count
         cache_bytes = chip.l2.size_bytes if chip.l2.kind == "cache" else 0
-        held_bytes = cache_bytes + sum(chip.buffers.values()) * cores
-        if sum(self.graph.types[name].data_bytes for name in self.weights) <= held_bytes:
+        on_chip_bytes = cache_bytes + sum(chip.buffers.values()) * cores
+        if sum(self.graph.types[name].data_bytes for name in self.weights) <= on_chip_bytes:
             return 0.0
-        rate = outgoing_rate(chip, ("GM",)) * cores
         # the faster of the cores' paths and of device memory: a bound may assume either
-        rate = max(rate, chip.device_memory.rate_bytes_per_s / chip.clock_hz)
+        memory_rate = chip.device_memory.rate_bytes_per_s / chip.clock_hz
+        rate = max(outgoing_rate(chip, ("GM",)) * cores, memory_rate)
         latest = 0.0
         total = NOW
         loads = sorted((positions[x.tensor], x.cycles) for x in self.loads)
-        for name, size in reversed(self.needs.later(self.weights).items()):
+        for name, later_bytes in reversed(self.needs.later(self.weights).items()):
             # work on tensors before this one, in the order of the graph
             while loads and loads[0][0] < positions[name]:
                 total = tuple(map(sum, zip(total, loads.pop(0)[1], strict=True)))
-            latest = max(latest, max(total) + (size - held_bytes) / rate)
+            latest = max(latest, max(total) + (later_bytes - on_chip_bytes) / rate)
         return latest
 
     def _inputs_ready(self, node: Node, ready: Mapping[str, Times]) -> Times:
@@ -493,66 +538,80 @@ class _Work:
         The list is empty if the node may cost nothing.
         """
         if node.name in self.needed_nodes and self._on_cube(node, either=True):
-            choices = [
-                (self.chip.cube_head_cycles + 1.0, "L0C"),
-                (min(self.single_repeat_cycles.values()), "UB"),
-            ]
-            return choices[: 1 + (not self._on_cube(node))]
+            choices = [(self.chip.cube_head_cycles + 1.0, "L0C")]
+            if not self._on_cube(node):
+                choices.append((min(self.single_repeat_cycles.values()), "UB"))
+            return choices
         all_on_vector = node.name in self.needed_nodes and self._vector_results(
             node
         ) == self.needs.count(node.output)
         cycles = self._repeat_cycles(node, self.single_repeat_cycles) if all_on_vector else 0.0
         return [(cycles, "UB")] if cycles else []
 
-    def _work_done(
-        self,
-        own_cycles: float = 0.0,
-        node: Node | None = None,
-        since: int = 0,
-        stop: int = 0,
-        to: int = 0,
+    def _end_of_all_work(self) -> float:
+        """Return when all work is done and its last number is in memory.
+
+        Work that begins at b and takes w cycles on all cores together, at their even share, ends at
+        least at b + w, and its last number then takes its way to memory.
+        """
+        latest = 0.0
+        for begin, total in self._work_from(self.loads):
+            for work, distance in zip(total, self._last_distances(), strict=True):
+                if work:
+                    latest = max(latest, begin + work + distance[2])
+        return latest
+
+    def _end_after_all_inputs(
+        self, node: Node, own_cycles: float, nodes_before: Sequence[Node], unit: int
     ) -> float:
-        """Return when all work is done, or, with `node`, when its first result is.
+        """Return when a node's first result is done if each result needs every number of its input.
 
-        Each result of `node` needs every number of its input, on unit `to` (0 cube, 1 vector unit),
-        and takes `own_cycles` itself; only nodes from index `since` to `stop` count. Work that
-        begins at b and takes w cycles on all cores together, at their even share, ends at least at
+        The node runs on `unit` (0 cube, 1 vector unit) and takes `own_cycles`; of the work before
+        it, only that of `nodes_before` counts. Work that begins at b and takes w cycles on all
+        cores together, at their even share, ends at least at
 
-            b + w + way                            its last number goes to the reader
+            b + w + way                            its last number goes to the node
             b + min(w cores + way,                 one core does all the work, or
                     w + (1 - 1 / cores) * trip)    some numbers come from other cores
 
-        where trip is the way from the writer to memory and from memory to the reader.
+        where trip is the way from the writer to memory and from memory to the node.
         """
-        needed_whole = set(node.inputs[:1]) if node else set[str]()
+        needed_whole = set(node.inputs[:1])
         outside_l0c = needed_whole.copy()
-        cores = self.chip.core_count
-        for producer in reversed(self.graph.nodes[since:stop]):
+        for producer in reversed(nodes_before):
             # a product that needs all of its input needs, in turn, all that its makers need whole
             if needed_whole.issuperset(producer.outputs):
                 needed_whole.update(self.needs.whole(producer))
                 # sums that are read by more than sums have left L0C
                 outside_l0c.update(() if producer.op in SUMMED else producer.inputs)
-        latest = 0.0
-        total = NOW
-        distances = shortest_latencies(self.chip)
-        # the last number is in L0C, in UB, or just leaves L0C towards L1
-        ends = distances["L0C"], distances["UB"], (distances["L1"][0], 0.0, 0.0)
-        ways = [distance[to] + own_cycles if node else distance[2] for distance in ends]
-        back = least_signal_cycles(self.chip) + distances["GM"][to] + own_cycles
         loads = [
-            (self.starts[load.node], load.cycles)
+            load
             for load in self.loads
-            if node is None
-            or (load.tensor in needed_whole and (load.cycles[0] or load.tensor in outside_l0c))
+            if load.tensor in needed_whole and (load.cycles[0] or load.tensor in outside_l0c)
         ]
-        # work that cannot begin before b: all loads with a start of at least b
-        for begin, cycles in sorted(loads, reverse=True):
-            total = tuple(map(sum, zip(total, cycles, strict=True)))
-            for work, way, distance in zip(total, ways, ends, strict=True):
-                if work:
-                    several_cores = work + (1 - 1 / cores) * (distance[2] + back) if node else 0.0
-                    latest = max(
-                        latest, begin + work + way, begin + min(work * cores + way, several_cores)
-                    )
+        from_memory = shortest_latencies(self.chip)["GM"][unit]
+        back = least_signal_cycles(self.chip) + from_memory + own_cycles
+        cores = self.chip.core_count
+        latest = 0.0
+        for begin, total in self._work_from(loads):
+            for work, distance in zip(total, self._last_distances(), strict=True):
+                if not work:
+                    continue
+                way = distance[unit] + own_cycles
+                one_core = work * cores + way
+                several_cores = work + (1 - 1 / cores) * (distance[2] + back)
+                latest = max(latest, begin + work + way, begin + min(one_core, several_cores))
         return latest
+
+    def _work_from(self, loads: Sequence[_Load]) -> Iterator[tuple[float, Times]]:
+        """Yield each start b of work, the latest first, and the cycles of all work from b on."""
+        total = NOW
+        starts = [(self.starts[load.node], load.cycles) for load in loads]
+        for begin, cycles in sorted(starts, reverse=True):
+            total = tuple(map(sum, zip(total, cycles, strict=True)))
+            yield begin, total
+
+    def _last_distances(self) -> tuple[Times, Times, Times]:
+        """Return the ways of the last number: from L0C, from UB, or just leaving L0C towards L1."""
+        distances = shortest_latencies(self.chip)
+        return distances["L0C"], distances["UB"], (distances["L1"][0], 0.0, 0.0)

@@ -43,12 +43,12 @@ def canonical(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
 
     With `joint`, two convolutions whose results are added may become one kernel.
     """
-    graph = _move_reshapes_down(
-        _flatten_products(_split_operators(_split_attention(pruned(graph), chip)))
-    )
+    without_attention = _split_attention(pruned(graph), chip)
+    flat = _flatten_products(_split_operators(without_attention))
+    rewritten = _move_reshapes_down(flat)
     for rewrite in operator_rewrites():
-        graph = rewrite(graph, chip, joint)
-    return merged_products(graph, chip)
+        rewritten = rewrite(rewritten, chip, joint)
+    return merged_products(rewritten, chip)
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -66,19 +66,20 @@ def _split_attention(graph: Graph, chip: Chip) -> Graph:
 
 def _attention(draft: Draft, node: Node, chip: Chip) -> str:
     """Insert the operators that compute attention on a chip; return the tensor of the result."""
-    q, k, v, *masks = node.inputs
-    k, v = (_with_query_heads(draft, name, node) for name in (k, v))
-    shape = draft.type(node.output).shape
-    if grouped_heads(*(draft.type(name).shape for name in (q, k, v))) > 1:
+    query, given_key, given_value, *masks = node.inputs
+    key, value = (_with_query_heads(draft, name, node) for name in (given_key, given_value))
+    operands = (query, key, value, *masks)
+    if grouped_heads(*(draft.type(name).shape for name in (query, key, value))) > 1:
         # with two batch axes the kernel would take the heads for groups and stack their rows: give
         # it a single batch axis, and a mask that matches
-        masks = [_full_mask(draft, name, node) for name in masks]
-        q, k, v, *masks = (_in_one_batch(draft, name) for name in (q, k, v, *masks))
-    if node.attr("causal", False) and not _has_kernel(draft, (q, k, v, *masks), node.attrs, chip):
-        masks = [_causal_mask(draft, node, masks)]
-        node = replace(node, attrs={**node.attrs, "causal": False})
-    node = replace(node, inputs=(q, k, v, *masks))
-    result = _attention_kernel(draft, node, chip)
+        full_masks = [_full_mask(draft, name, node) for name in masks]
+        operands = tuple(_in_one_batch(draft, name) for name in (query, key, value, *full_masks))
+    attrs = node.attrs
+    if node.attr("causal", False) and not _has_kernel(draft, operands, attrs, chip):
+        operands = (*operands[:3], _causal_mask(draft, node, operands[3:]))
+        attrs = {**attrs, "causal": False}
+    result = _attention_kernel(draft, replace(node, inputs=operands, attrs=attrs), chip)
+    shape = draft.type(node.output).shape
     if draft.type(result).shape == shape:
         return result
     return draft.insert("reshape", (result,), {"shape": shape}, f"{node.name}_heads")
@@ -128,10 +129,11 @@ def _with_query_heads(draft: Draft, name: str, node: Node) -> str:
         return draft.stretched(name, (*batch, *shape[-2:]))
     # grouped heads: (b, g, t, d) -> (b, g, h / g, t, d) -> (b, h, t, d)
     heads = batch[-1] // shape[-3]
-    with_groups = (*shape[:-2], 1, *shape[-2:])
-    name = draft.insert("reshape", (name,), {"shape": with_groups}, f"{node.name}_groups")
-    name = draft.stretched(name, (*batch[:-1], shape[-3], heads, *shape[-2:]))
-    return draft.insert("reshape", (name,), {"shape": (*batch, *shape[-2:])}, f"{name}_heads")
+    group_shape = {"shape": (*shape[:-2], 1, *shape[-2:])}
+    groups = draft.insert("reshape", (name,), group_shape, f"{node.name}_groups")
+    repeated = draft.stretched(groups, (*batch[:-1], shape[-3], heads, *shape[-2:]))
+    head_shape = {"shape": (*batch, *shape[-2:])}
+    return draft.insert("reshape", (repeated,), head_shape, f"{repeated}_heads")
 
 
 def _causal_mask(draft: Draft, node: Node, masks: Sequence[str]) -> str:
@@ -170,6 +172,7 @@ def _full_mask(draft: Draft, mask: str, node: Node) -> str:
 
 # -- operators in parts ---------------------------------------------------------------------------
 def _split_operators(graph: Graph) -> Graph:
+    """Replace gemm, batch norm and others by operators that have kernels, as the module says."""
     draft = Draft(graph)
     for node in draft:
         expanded = ""
@@ -191,6 +194,7 @@ def _split_operators(graph: Graph) -> Graph:
 
 
 def _gemm(draft: Draft, node: Node) -> str:
+    """Insert alpha a b + beta c as a product, factors and a sum; return the tensor of the sum."""
     a, b, *biases = node.inputs
     transposes = {key: node.attr(key, False) for key in ("trans_a", "trans_b")}
     product = draft.insert("matmul", (a, b), transposes, node.name)
@@ -376,10 +380,11 @@ def _merge(draft: Draft, chains: list[list[Node]]) -> None:
     axis = 0 if head_product.op == "conv2d" or head_product.attr("trans_b", False) else 1
     merged = head_product.inputs[0]
     for nodes in zip(*chains, strict=True):
-        constants = [
-            _joined(draft, list(names), axis if nodes[0] is head_product and not i else 0)
-            for i, names in enumerate(zip(*(n.inputs[1:] for n in nodes), strict=True))
-        ]
+        # of a product the weights, perhaps a bias; of an elementwise node at most one constant
+        constants = []
+        for place, names in enumerate(zip(*(n.inputs[1:] for n in nodes), strict=True)):
+            is_weight = nodes[0] is head_product and place == 0
+            constants.append(_joined(draft, list(names), axis if is_weight else 0))
         merged = draft.insert(nodes[0].op, (merged, *constants), nodes[0].attrs, nodes[0].name)
     shape = draft.type(merged).shape
     first_column = 0

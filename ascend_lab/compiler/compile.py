@@ -85,30 +85,30 @@ class Layouts:
     """How the tensors of a prepared graph get their layouts, and which improvements are tried.
 
     - assign: gives every tensor a layout
-    - joined: remove conversions that cancel; if False they stay where operators put them, and
-      the improvements below are not tried
-    - most_moved: largest number of nodes of a graph whose rows may be moved to fractals
+    - cancels_conversions: remove conversions that cancel; if False they stay where operators put
+      them, and the improvements below are not tried
+    - max_moved_nodes: largest number of nodes of a graph whose rows may be moved to fractals
     - left_out: names of the rewrites of layouts (`rules.layout_rewrites`) that do not run
     """
 
     assign: Callable[[ir.Graph], ir.Graph] = layout.assign_layouts
-    joined: bool = True
-    most_moved: float = float("inf")
+    cancels_conversions: bool = True
+    max_moved_nodes: float = float("inf")
     left_out: frozenset[str] = frozenset()
 
     def lay_out(self, graph: ir.Graph, chip: Chip, start: Start) -> ir.Graph:
         """Return a prepared graph with layouts; `start` is how its kernels will start."""
-        graph = self.assign(graph)
-        if not self.joined:
-            return graph
+        laid_out = self.assign(graph)
+        if not self.cancels_conversions:
+            return laid_out
         # the order matters: conversions that cancel would count as costs in the decisions
-        graph = layout.cancel_trans_data(graph)
-        if len(graph.nodes) <= self.most_moved:
-            graph = decide.stay_in_fractals(graph, chip, start)
+        laid_out = layout.cancel_trans_data(laid_out)
+        if len(laid_out.nodes) <= self.max_moved_nodes:
+            laid_out = decide.stay_in_fractals(laid_out, chip, start)
         for rewrite in layout_rewrites():
             if rewrite.name not in self.left_out:
-                graph = rewrite.apply(graph, chip, start)
-        return graph
+                laid_out = rewrite.apply(laid_out, chip, start)
+        return laid_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,8 @@ class Road:
     - keep: names of nodes that stay in fp32
     - ordered: sort nodes by `in_order`, so that the order in a file does not matter; a training
       step keeps its own order, in which backward frees what forward kept
-    - apart: more rewrites of operators that have no kernel, run before those of `canonical`
+    - operator_rewrites: more rewrites of operators that have no kernel, run before those of
+      `canonical`
 
     Layouts and kernels:
 
@@ -136,7 +137,7 @@ class Road:
     passes: Sequence[str] = DEFAULT
     switches: Switches = DEFAULT_SWITCHES
     dtype: str = "fp16"
-    apart: tuple[Callable[[ir.Graph], ir.Graph], ...] = ()
+    operator_rewrites: tuple[Callable[[ir.Graph], ir.Graph], ...] = ()
     layouts: Layouts = Layouts()
     fusion: bool = True
     start: Start = "queued"
@@ -148,20 +149,21 @@ class Road:
         """Return the graph after passes, in its number format, and how often each pass matched."""
         # a pass that is switched off is left out; the order of the others stays
         pass_names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
-        graph = in_order(graph) if self.ordered else graph
-        graph, report = run_passes(graph, pass_names)
+        sorted_graph = in_order(graph) if self.ordered else graph
+        rewritten, report = run_passes(sorted_graph, pass_names)
         # formats come last: passes recognise patterns in the formats of the model
         if self.dtype:
-            graph = in_format(graph, self.dtype, self.keep)
-        return graph, report.matches
+            rewritten = in_format(rewritten, self.dtype, self.keep)
+        return rewritten, report.matches
 
     def prepare(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a rewritten graph that contains only operators with kernels."""
-        for rewrite in self.apart:
-            graph = rewrite(graph)
+        prepared = graph
+        for rewrite in self.operator_rewrites:
+            prepared = rewrite(prepared)
         # without fusion, two convolutions that are added are two kernels
         joint = self.fusion and self.switches.is_on(JOINT)
-        return canonical.canonical(graph, chip, joint=joint)
+        return canonical.canonical(prepared, chip, joint=joint)
 
     def lay_out(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a prepared graph with layouts."""
@@ -217,8 +219,9 @@ def compile_stages(
 
     Raises a typed error naming the node at fault.
     """
-    chip = load_chip(chip) if isinstance(chip, str) else chip
-    return Road(passes, switches or DEFAULT_SWITCHES, dtype, fusion=fusion).stages(graph, chip)
+    loaded_chip = load_chip(chip) if isinstance(chip, str) else chip
+    road = Road(passes, switches or DEFAULT_SWITCHES, dtype, fusion=fusion)
+    return road.stages(graph, loaded_chip)
 
 
 def compile_graph(graph: ir.Graph, chip: Chip | str, *, dtype: str = "fp16") -> tasks.Compiled:
@@ -236,8 +239,8 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
         raise InputError(f"a dtype among {', '.join(DTYPES)}", dtype, "choose one")
     # int8 is for products and convolutions; everything around them runs in fp16
     if dtype == "int8":
-        graph = quantise(graph)[0]
-    return convert(graph, "fp16" if dtype == "int8" else dtype, keep=keep)[0]
+        return convert(quantise(graph)[0], "fp16", keep=keep)[0]
+    return convert(graph, dtype, keep=keep)[0]
 
 
 MAX_ROUNDS = 16

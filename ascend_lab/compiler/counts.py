@@ -66,6 +66,8 @@ def published_macs(graph: ir.Graph) -> int:
 
 # -- a graph as a table ---------------------------------------------------------------------------
 HEADINGS = ("node", "operator", "writes", "weights", "MACs")
+ALIGNMENTS = "<<<>>"
+"""The side of each column at which its cells are, as Python's formats write it."""
 
 
 def table(graph: ir.Graph, *, limit: int | None = None) -> str:
@@ -90,7 +92,10 @@ def table(graph: ir.Graph, *, limit: int | None = None) -> str:
     totals = (f"{sum(row[1] for row in rows):,}", f"{sum(row[2] for row in rows):,}")
     lines.append((graph.name, f"{len(rows)} nodes", "", *totals))
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
-    return "\n".join(
-        "  ".join(f"{c:{s}{w}}" for c, s, w in zip(line, "<<<>>", widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return "\n".join(_aligned_line(line, widths) for line in lines)
+
+
+def _aligned_line(cells: tuple[str, ...], widths: list[int]) -> str:
+    """Return a line of the table: texts at the left of their columns, numbers at the right."""
+    columns = zip(cells, ALIGNMENTS, widths, strict=True)
+    return "  ".join(f"{cell:{side}{width}}" for cell, side, width in columns).rstrip()

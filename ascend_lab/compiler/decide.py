@@ -17,6 +17,7 @@ from ascend_lab.compiler.lower.vector import ROW_WISE
 from ascend_lab.compiler.rules import special_form
 from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import Kernel
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 
 Group = Sequence[ir.Node]
@@ -85,44 +86,74 @@ class Clock:
         best = NEVER
         for groups in ways:
             best = min(best, self.total_cycles(graph, groups, limit))
-            if best < (limit if compare_all else NEVER):
+            # without `compare_all`, any way that the chip has kernels for is enough
+            enough = limit if compare_all else NEVER
+            if best < enough:
                 break
         return best
 
 
 # -- groups that become one kernel -----------------------------------------------------------------
 def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> bool:
-    """Tell whether one kernel for a group is no slower than several, starts included."""
-    if not aliases.moves_inside_chains(graph).isdisjoint(n.name for n in group):
-        # a move that is part of a view costs nothing, but would cost cycles in a kernel
+    """Tell whether one kernel for a group is no slower than several, starts included.
+
+    Before anything is timed, groups that cannot be one kernel, or must not be, are refused.
+    """
+    if not _may_fuse(graph, group):
+        return False
+    main_group = _without_extra_result(graph, group)
+    if main_group and not pays(graph, main_group, chip, start):
         return False
     piece = lower.piece_of(graph, group)
-    special = special_form(graph, group)
-    smaller = special[0].without_extra_result(special[1]) if special else ()
-    if len(piece.graph.outputs) > 1 and not smaller:
-        return False
-    reader = ir.only_reader(graph, group[-1])
-    is_followed = reader and reader.has("lanes") and not image_and_scale(graph, reader)
-    products = sum(node.has("convolution", "product") for node in group)
-    if is_followed and products > 1:
-        # nodes after two products need their own kernel
-        return False
-    if smaller and not pays(graph, smaller, chip, start):
-        return False
     try:
         kernel = tasks.lowered_once(piece, chip, start=start).kernel
         if lower.conv.follows_free(piece, lower.piece_of(graph, group[:1]), chip):
             return True
     except AscendLabError:
+        return False  # the chip has no kernel for the group
+    return _is_no_slower(graph, group, kernel, Clock(chip, start))
+
+
+def _without_extra_result(graph: ir.Graph, group: Group) -> Group:
+    """Return the group without its second result, () if it has none: see `rules.Fusion`."""
+    special = special_form(graph, group)
+    if special is None:
+        return ()
+    fusion, parts = special
+    return fusion.without_extra_result(parts)
+
+
+def _may_fuse(graph: ir.Graph, group: Group) -> bool:
+    """Tell whether a group may become one kernel, as far as the graph alone decides."""
+    if not aliases.moves_inside_chains(graph).isdisjoint(n.name for n in group):
+        # a move that is part of a view costs nothing, but would cost cycles in a kernel
         return False
+    outputs = lower.piece_of(graph, group).graph.outputs
+    if len(outputs) > 1 and not _without_extra_result(graph, group):
+        return False
+    reader = ir.only_reader(graph, group[-1])
+    is_followed = reader and reader.has("lanes") and not image_and_scale(graph, reader)
+    products = sum(node.has("convolution", "product") for node in group)
+    # the elementwise node after two products would need a kernel of its own, which the comparison
+    # of times leaves out; in separate kernels it joins the second product
+    return not (is_followed and products > 1)
+
+
+def _is_no_slower(graph: ir.Graph, group: Group, kernel: Kernel, cold: Clock) -> bool:
+    """Tell whether a group's kernel takes no more cycles than the kernels that it would replace.
+
+    Starts count. `cold` times with an empty L2.
+    """
+    special = special_form(graph, group)
     # the definition of a special kernel says what it is timed against
     mixed = special is None and any(phase.mix for phase in kernel.phases)
     # a mix kernel starts later and saves little but trips to L2, and a convolution alone may run on
     # cube or vector cores: both are judged as they run in a network, on a warm L2
-    clock = Clock(chip, start, mixed or any(node.has("convolution") for node in group))
-    fused_cycles = clock.kernel_cycles(piece)
+    warm = mixed or any(node.has("convolution") for node in group)
+    clock = replace(cold, warm=warm)
+    fused_cycles = clock.kernel_cycles(lower.piece_of(graph, group))
     splits = chain(_splits(graph, group), _halves(group) if mixed else ())
-    compare_all = mixed or bool(special and special[0].times_all_unfused)
+    compare_all = mixed or (special is not None and special[0].times_all_unfused)
     split_cycles = clock.quickest(graph, splits, compare_all=compare_all, limit=fused_cycles)
     if split_cycles == NEVER:
         # alone, an operator between bytes in blocks of 32 channels and floats in blocks of 16 has
@@ -133,12 +164,13 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
 
 def _splits(graph: ir.Graph, group: Group) -> Iterator[Sequence[Group]]:
     """Yield divisions of a group into the kernels that would replace it, the likeliest first."""
-    views = aliases.view_nodes(graph)
-    if special := special_form(graph, group):
-        fusion, groups = special
-        yield from fusion.unfused(groups)
-        return
-    yield [(n,) for n in group if n.name not in views]
+    special = special_form(graph, group)
+    if special is None:
+        views = aliases.view_nodes(graph)
+        yield [(n,) for n in group if n.name not in views]
+    else:
+        fusion, parts = special
+        yield from fusion.unfused(parts)
 
 
 def _halves(group: Group) -> Iterator[Sequence[Group]]:
@@ -156,19 +188,20 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
     conversion may come before or after it. Both ways are timed.
     """
     clock = Clock(chip, start)
+    current = graph
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
-        on_fractals = _on_fractals(graph, graph.node(name))
-        if on_fractals and is_quicker(clock, on_fractals, (graph, name)):
-            graph = on_fractals[0]
-    return graph
+        on_fractals = _on_fractals(current, current.node(name))
+        if on_fractals and is_quicker(clock, on_fractals, (current, name)):
+            current = on_fractals[0]
+    return current
 
 
 def _on_fractals(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     """Return the graph with one operator on fractals, and its name there.
 
-    Returns None if neither the operand nor any reader of the result is in fractals, if a row has
-    padding, if another operand is computed, or if the operator works along another axis than the
-    last.
+    Returns None if a row has padding, if another operand is computed, or if the operator works
+    along another axis than the last. Otherwise the operand must come from fractals through a
+    conversion, or, if no conversion writes it, some reader must convert the result to fractals.
     """
     x = node.inputs[0]
     kind = graph.types[node.output]

@@ -44,14 +44,16 @@ def free_name(
     `taken_below` remembers for each name the first number that may be free, so that 1,000 nodes
     with one name do not search from 0. It stays right if names are added and never removed.
     """
+
+    def numbered(number: int) -> str:
+        return f"{base_name}_{number}" if number else base_name
+
     number = 0 if taken_below is None else taken_below[base_name]
-    while any(
-        (name := f"{base_name}_{number}" if number else base_name) in names for names in taken
-    ):
+    while any(numbered(number) in names for names in taken):
         number += 1
     if taken_below is not None:
         taken_below[base_name] = number
-    return name
+    return numbered(number)
 
 
 class GraphBuilder:
@@ -87,22 +89,24 @@ class GraphBuilder:
         self, data: ir.Data, kind: ir.TensorType | None = None, name: str = "const"
     ) -> Value:
         """Declare a constant: an array, or other data with the type `kind`; return its value."""
-        if kind is None:
+        type_of_data = kind
+        if type_of_data is None:
             array = np.asarray(data)
-            kind = ir.TensorType(array.shape, format_of(array))
-        value = self._add(self.unique(name), kind)
-        self._constants[value.name] = ir.Constant(kind, data)
+            type_of_data = ir.TensorType(array.shape, format_of(array))
+        value = self._add(self.unique(name), type_of_data)
+        self._constants[value.name] = ir.Constant(type_of_data, data)
         return value
 
     def weight(
         self, shape: Sequence[int], name: str = "weight", *, scale: float | None = None
     ) -> Value:
         """Declare seeded normal weights, variance 2 / inputs of an output (He et al. 2015)."""
-        name = self.unique(name)
+        unique_name = self.unique(name)
         fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
         # the seed is a hash of the names: the same network has the same weights on every machine
-        data = ir.Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale or math.sqrt(2 / fan_in))
-        return self.constant(data, ir.TensorType(tuple(shape), self.dtype), name)
+        seed = zlib.crc32(f"{self.name}/{unique_name}".encode())
+        data = ir.Seeded(seed, scale or math.sqrt(2 / fan_in))
+        return self.constant(data, ir.TensorType(tuple(shape), self.dtype), unique_name)
 
     def fill(self, shape: Sequence[int], value: float, name: str = "fill") -> Value:
         """Declare a constant with one number everywhere."""
@@ -182,16 +186,16 @@ class Draft:
     def __init__(self, graph: ir.Graph, nodes: Sequence[ir.Node] | None = None) -> None:
         self.graph = graph
         self.reserved = frozenset(() if nodes is None else (n.name for n in graph.nodes))
-        nodes = graph.nodes if nodes is None else nodes
-        self.nodes: dict[str, ir.Node] = {node.name: node for node in nodes}
+        first_nodes = graph.nodes if nodes is None else nodes
+        self.nodes: dict[str, ir.Node] = {node.name: node for node in first_nodes}
         self.types: dict[str, ir.TensorType] = dict(graph.types)
         self.constants: dict[str, ir.Constant] = dict(graph.constants)
         self.outputs = frozenset(graph.outputs)
         self.narrowed = set(graph.narrowed)
         self.aliases: dict[str, str] = {}
         self.changes = 0
-        self.made = {out: node.name for node in nodes for out in node.outputs}
-        self.uses = Counter(name for node in nodes for name in set(node.inputs))
+        self.maker_names = {out: node.name for node in first_nodes for out in node.outputs}
+        self.uses = Counter(name for node in first_nodes for name in set(node.inputs))
         self.uses.update(graph.outputs)
 
     # -- queries --------------------------------------------------------------------------------
@@ -211,13 +215,14 @@ class Draft:
     def resolve(self, name: str) -> str:
         """Return the tensor that stands for `name` after the replacements so far."""
         # a -> b and later b -> c: readers of a read c
-        while name in self.aliases:
-            name = self.aliases[name]
-        return name
+        current_name = name
+        while current_name in self.aliases:
+            current_name = self.aliases[current_name]
+        return current_name
 
     def maker(self, name: str) -> ir.Node | None:
         """Return the node that writes a tensor; None for inputs and constants."""
-        title = self.made.get(self.resolve(name))
+        title = self.maker_names.get(self.resolve(name))
         return None if title is None else self.current(title)
 
     def only(self, name: str, *ops: str) -> ir.Node | None:
@@ -261,11 +266,11 @@ class Draft:
     # -- adding ---------------------------------------------------------------------------------
     def add(self, constant: ir.Constant, name: str = "const") -> str:
         """Add a constant; return its name."""
-        name = self.new_name(name)
-        self.types[name] = constant.type
-        self.constants[name] = constant
+        unique_name = self.new_name(name)
+        self.types[unique_name] = constant.type
+        self.constants[unique_name] = constant
         self.changes += 1
-        return name
+        return unique_name
 
     def insert(
         self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any] | None = None, name: str = ""
@@ -289,11 +294,10 @@ class Draft:
         if constant is None:
             # if the graph has an equal `expand` already, its result is used
             expansions = (n for n in self.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
-            equal_expansions = [n.output for n in expansions if n.attrs["shape"] == shape]
-            return (
-                equal_expansions
-                or [self.insert("expand", (name,), {"shape": shape}, f"{name}_whole")]
-            )[0]
+            for node in expansions:
+                if node.attrs["shape"] == shape:
+                    return node.output
+            return self.insert("expand", (name,), {"shape": shape}, f"{name}_whole")
         repeated = ir.Constant(
             replace(kind, shape=shape), lambda: np.broadcast_to(constant.array(), shape)
         )
@@ -310,7 +314,7 @@ class Draft:
             self.narrowed |= int32_names - self.graph.types.keys()
         self.types.update(zip(node.outputs, kinds, strict=True))
         self.nodes[node.name] = node
-        self.made.update(dict.fromkeys(node.outputs, node.name))
+        self.maker_names.update(dict.fromkeys(node.outputs, node.name))
         self.uses.update(set(node.inputs))
         self.changes += 1
         return node.output
@@ -318,11 +322,11 @@ class Draft:
     # -- changing -------------------------------------------------------------------------------
     def replace(self, old_name: str, new_name: str) -> None:
         """Let all readers of a tensor, and the graph's outputs, read another one instead."""
-        new_name = self.resolve(new_name)
+        resolved = self.resolve(new_name)
         # nodes keep the old name in their inputs; `current` resolves it when they are looked at
-        if old_name != new_name:
-            self.aliases[old_name] = new_name
-            self.uses[new_name] += self.uses[old_name]
+        if old_name != resolved:
+            self.aliases[old_name] = resolved
+            self.uses[resolved] += self.uses[old_name]
             self.changes += 1
 
     def become(
@@ -343,7 +347,7 @@ class Draft:
         self.put(ir.Node(node.name, op, resolved, outputs, given_attrs(op, dict(attrs or {}))))
         if last_node is not None and last_node.name != node.name:
             for name in node.outputs:
-                del self.made[name]
+                del self.maker_names[name]
             del self.nodes[last_node.name]
             self._release(last_node.inputs)
         self._release(node.inputs)
@@ -358,7 +362,7 @@ class Draft:
         old_name = node.output
         new_name = self.resolve(value)
         # `title` is the node that writes the new value; None for inputs and constants
-        title = self.made.get(new_name)
+        title = self.maker_names.get(new_name)
         if old_name not in self.outputs:
             self.replace(old_name, new_name)
         elif title is None or new_name in self.outputs:
@@ -376,13 +380,13 @@ class Draft:
         self.remove(node.name)
         self._release(node.inputs)
         if old_name in self.outputs and title is not None:
-            self.made[old_name] = title
+            self.maker_names[old_name] = title
         return True
 
     def remove(self, name: str) -> None:
         """Remove a node; its outputs must have been replaced, or be unread."""
         for out in self.nodes.pop(name).outputs:
-            self.made.pop(out, None)
+            self.maker_names.pop(out, None)
         self.changes += 1
 
     def _release(self, names: Sequence[str]) -> None:
@@ -392,7 +396,7 @@ class Draft:
             name = pending.pop()
             self.uses[name] -= 1
             # a node with two outputs stays until nobody reads either
-            maker = self.nodes.get(self.made.get(name, ""))
+            maker = self.nodes.get(self.maker_names.get(name, ""))
             if self.uses[name] or maker is None or any(self.uses[n] for n in maker.outputs):
                 continue
             self.remove(maker.name)

@@ -57,7 +57,7 @@ class Work:
     writes: tuple[str, ...]
 
     def best(self, on_host: bool) -> tuple[float, str]:
-        """Return the least seconds on host or device, and the engine; infinity if none is able."""
+        """Return the least seconds on host or device, and the engine; infinity without one."""
         sides = [(s, e) for e, s in self.seconds.items() if (e == HOST) == on_host]
         return min(sides, default=(math.inf, ""))
 
@@ -103,18 +103,18 @@ class Problem:
         writer = {tensor: work.name for work in self.works for tensor in work.writes}
         for work in self.works:
             # an operator on the host's side is cut from the device: that costs its host seconds
-            cut.edge("device", work.name, work.best(on_host=True)[0])
-            cut.edge(work.name, "host", work.best(on_host=False)[0])
+            cut.add_edge("device", work.name, work.best(on_host=True)[0])
+            cut.add_edge(work.name, "host", work.best(on_host=False)[0])
             for tensor in work.reads:
                 # edges of infinite capacity tie a tensor's copy to its readers: one copy for all
                 if tensor in writer and tensor in self.copy_s:
-                    cut.edge(f"to host {tensor}", work.name, math.inf)
-                    cut.edge(work.name, f"to device {tensor}", math.inf)
+                    cut.add_edge(f"to host {tensor}", work.name, math.inf)
+                    cut.add_edge(work.name, f"to device {tensor}", math.inf)
         for tensor, name in writer.items():
             if tensor in self.copy_s:
                 # the copy is paid if the writer and some reader are on different sides
-                cut.edge(name, f"to host {tensor}", self.copy_s[tensor])
-                cut.edge(f"to device {tensor}", name, self.copy_s[tensor])
+                cut.add_edge(name, f"to host {tensor}", self.copy_s[tensor])
+                cut.add_edge(f"to device {tensor}", name, self.copy_s[tensor])
         on_host = cut.sink_side("device", "host")
         return self.placed({w.name: w.best(w.name in on_host)[1] for w in self.works})
 
@@ -129,26 +129,26 @@ class _Cut:
     ENDLESS = 10**24
 
     def __init__(self) -> None:
-        self.left: dict[str, dict[str, int]] = {}
+        self.capacity_left: dict[str, dict[str, int]] = {}
 
-    def edge(self, start: str, end: str, seconds: float) -> None:
+    def add_edge(self, start: str, end: str, seconds: float) -> None:
         """Add an edge: its seconds are paid if start is on the source's side, end on the sink's."""
-        room = self.ENDLESS if math.isinf(seconds) else round(seconds * 1e15)
-        to = self.left.setdefault(start, {})
-        to[end] = to.get(end, 0) + room
+        capacity = self.ENDLESS if math.isinf(seconds) else round(seconds * 1e15)
+        edges = self.capacity_left.setdefault(start, {})
+        edges[end] = edges.get(end, 0) + capacity
         # the reverse edge can undo a flow: its capacity grows as the forward edge is used
-        self.left.setdefault(end, {}).setdefault(start, 0)
+        self.capacity_left.setdefault(end, {}).setdefault(start, 0)
 
     def sink_side(self, source: str, sink: str) -> set[str]:
         """Return the smallest sink side of any minimum cut, by Dinic's algorithm (1970)."""
         # each round fills all shortest paths, so that the shortest path of the next is longer
         while sink in (level := self._reached(source)):
-            following = {node: iter(list(self.left[node])) for node in level}
+            following = {node: iter(list(self.capacity_left[node])) for node in level}
             while path := self._path(source, sink, level, following):
-                room = min(self.left[a][b] for a, b in path)
+                room = min(self.capacity_left[a][b] for a, b in path)
                 for a, b in path:
-                    self.left[a][b] -= room
-                    self.left[b][a] += room
+                    self.capacity_left[a][b] -= room
+                    self.capacity_left[b][a] += room
         # the smallest set: nodes from which the sink can still be reached. All others stay on the
         # device, which is preferred among cuts of equal cost.
         return set(self._reached(sink, back=True))
@@ -159,8 +159,8 @@ class _Cut:
         queue = deque([start])
         while queue:
             node = queue.popleft()
-            for end in self.left.get(node, {}):
-                room = self.left[end][node] if back else self.left[node][end]
+            for end in self.capacity_left.get(node, {}):
+                room = self.capacity_left[end][node] if back else self.capacity_left[node][end]
                 if room > 0 and end not in level:
                     level[end] = level[node] + 1
                     queue.append(end)
@@ -174,7 +174,7 @@ class _Cut:
         node = source
         while node != sink:
             for end in following[node]:  # type: ignore[attr-defined]
-                if self.left[node][end] > 0 and level.get(end) == level[node] + 1:
+                if self.capacity_left[node][end] > 0 and level.get(end) == level[node] + 1:
                     path.append((node, end))
                     node = end
                     break

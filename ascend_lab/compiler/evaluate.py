@@ -81,16 +81,18 @@ def exact_values(graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]) -> tup
     """
     operator = ir.operator_of(node.op)
     settings = operator.settings(node.attrs)
-    arrays = [formats.widen(array) for array in arrays]
+    wide_arrays = [formats.widen(array) for array in arrays]
     int64_result = None
     if any(name in graph.narrowed for name in node.outputs):
-        int64_result = _int64_values(node, arrays, settings)
+        int64_result = _int64_values(node, wide_arrays, settings)
     elif node.op == "cast" and graph.types[node.inputs[0]].dtype == "int32":
-        _check_cast(node, arrays[0], settings["dtype"])
+        _check_cast(node, wide_arrays[0], settings["dtype"])
     try:
-        operator.check_indices(arrays, settings)
-        with np.errstate(all="ignore"):
-            result = operator.formula(*arrays, **settings) if int64_result is None else int64_result
+        operator.check_indices(wide_arrays, settings)
+        result: Any = int64_result
+        if int64_result is None:
+            with np.errstate(all="ignore"):
+                result = operator.formula(*wide_arrays, **settings)
     except AscendLabError as error:
         raise GraphError(f"{node.name}: {error.needed}", error.got, error.remedy) from error
     results = result if isinstance(result, tuple) else (result,)

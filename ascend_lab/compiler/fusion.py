@@ -170,13 +170,15 @@ def immediate_post_dominators(graph: Graph) -> Mapping[str, str | None]:
     depth: dict[str | None, int] = {None: 0}
 
     def common(first_name: str | None, second_name: str | None) -> str | None:
+        """Return the nearest ancestor of two nodes in the tree of dominators; None is its root."""
+        one, other = first_name, second_name
         # replace the deeper of the two by its parent until they are equal
-        while first_name != second_name and first_name is not None and second_name is not None:
-            if depth[first_name] >= depth[second_name]:
-                first_name = dominator_of[first_name]
+        while one != other and one is not None and other is not None:
+            if depth[one] >= depth[other]:
+                one = dominator_of[one]
             else:
-                second_name = dominator_of[second_name]
-        return first_name if first_name == second_name else None
+                other = dominator_of[other]
+        return one if one == other else None
 
     outputs = set(graph.outputs)
     for node in reversed(graph.nodes):
@@ -227,12 +229,16 @@ def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
         # sums of the cube leave through the vector unit, which can only do elementwise work then
         cube = any(kinds[n.name] == "cube" for n in node_group)
         allowed = FOLLOWERS["cube" if cube else kinds[node.name]]
-        return all(
-            kinds[n.name] in allowed
-            and _blocks(graph, n) == _blocks(graph, node)
-            and (group[n.name] is node_group or all(kinds[m.name] != "cube" for m in group[n.name]))
-            for n in path
-        )
+        for follower in path:
+            fits = kinds[follower.name] in allowed
+            if not fits or _blocks(graph, follower) != _blocks(graph, node):
+                return False
+            other_group = group[follower.name]
+            has_cube = any(kinds[n.name] == "cube" for n in other_group)
+            # a kernel has one product: two groups with a product each are not merged
+            if other_group is not node_group and has_cube:
+                return False
+        return True
 
     for node in graph.nodes:
         dominator = parents[node.name]
@@ -307,14 +313,14 @@ def fuse(
 
     `start` is how kernels start there, which decides what a saved start is worth.
     """
-    on = (switches or Switches()).is_on
+    is_on = (switches or Switches()).is_on
     work = _Fuser(graph, chip, start)
     for rule in rules():
-        if on(rule.name) and (start != "queued" or not rule.needs_shared_launch):
+        if is_on(rule.name) and (start != "queued" or not rule.needs_shared_launch):
             for node in graph.nodes:
                 if node.name not in work.taken:
                     work.propose(rule.name, rule.propose(graph, node))
-    for group in automatic_groups(graph, list(work.taken)) if on(AUTOMATIC) else ():
+    for group in automatic_groups(graph, list(work.taken)) if is_on(AUTOMATIC) else ():
         work.propose(AUTOMATIC, group)
     singles = ((node,) for node in graph.nodes if node.name not in work.taken)
     groups = {group[-1].name: group for group in (*work.taken.values(), *singles)}

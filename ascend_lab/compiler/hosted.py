@@ -13,7 +13,7 @@ and outputs are on the device, as for other networks; constants are on both side
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +66,7 @@ class Hosted:
     """The values of all tensors for the given inputs, computed on the host."""
 
     @property
-    def wanted(self) -> list[str]:
+    def tensors_read_outside(self) -> list[str]:
         """Return the tensors that other parts may read, and the outputs of the model."""
         outputs = [entry.name for entry in self.model.graph.output]
         return [*outputs, *(name for work in self.problem.works for name in work.reads)]
@@ -79,14 +79,16 @@ class Hosted:
     def run(self) -> dict[str, h.Values]:
         """Return the outputs, with the core's parts evaluated as graphs, the rest on the host."""
         # leave out the values that placing computed: each part has to write its results itself
-        later = {name for part in self.parts for node in part.nodes for name in node.output}
+        nodes = [node for part in self.parts for node in part.nodes]
+        later = {name for node in nodes for name in node.output}
         values = {name: value for name, value in self.values.items() if name not in later}
         for part in self.parts:
             values |= self._values(part, values)
         return {entry.name: values[entry.name] for entry in self.model.graph.output}
 
     def _values(self, part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
-        reads, writes = h.ends(part.nodes, self.wanted)
+        """Return what a part writes, computed from the known tensors that it reads."""
+        reads, writes = h.reads_and_writes(part.nodes, self.tensors_read_outside)
         model = h.sub_model(self.model, part.nodes, reads, writes, known)
         if part.imported is not None:
             graph = part.imported.graph
@@ -138,16 +140,16 @@ class Hosted:
 
     def lines(self) -> list[str]:
         """Return lines of text: what runs off the core, why, and the time by the published rule."""
-        off = self.off_core
+        off_core = self.off_core
         title_of = {node.name: node.op_type for part in self.parts for node in part.nodes}
         off_core_lines = [
             f"{name} ({title_of[name]}) on the {engine} ({TRUST} rate): "
             f"{self.reasons.get(name, 'its neighbours are there, or a launch costs more')}"
-            for name, engine in off.items()
+            for name, engine in off_core.items()
         ]
         rule_us = self.problem.cheapest_engine().time_s * 1e6
         total_line = (
-            f"placement: {len(off)} of {len(title_of)} nodes off the core, "
+            f"placement: {len(off_core)} of {len(title_of)} nodes off the core, "
             f"{len(self.placement.copies)} copies, {self.placement.time_s * 1e6:.1f} us node by "
             f"node; the cheapest-engine rule {rule_us:.1f} us"
         )
@@ -186,9 +188,19 @@ class Hosted:
         self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
     ) -> OperatorTime:
         # the host has its own memory; on the device every byte is assumed to miss L2
-        missed = 0 if engine == HOST else size
-        moved = (size, 0, 0, missed, 0.0, engine)
-        return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, seconds=seconds))
+        memory_bytes = 0 if engine == HOST else size
+        timeline = CpuTimeline(
+            name,
+            self.chip,
+            (),
+            read_bytes=size,
+            written_bytes=0,
+            factor_bytes=0,
+            memory_bytes=memory_bytes,
+            engine=engine,
+            seconds=seconds,
+        )
+        return OperatorTime(name, title, timeline)
 
 
 def place_model(
@@ -220,13 +232,19 @@ class _Placer:
     """Places a model: the seconds of each node on each engine, the minimum cut, the parts."""
 
     def __init__(
-        self, model: ModelProto, chip: Chip, values: Mapping[str, Any], dtype: str, media: float
+        self,
+        model: ModelProto,
+        chip: Chip,
+        values: Mapping[str, Any],
+        dtype: str,
+        media_pixels_per_s: float,
     ) -> None:
+        """Find the nodes to place: those that an output needs and that are not constant."""
         self.model = model
         self.chip = chip
         self.values = values
         self.dtype = dtype
-        self.media_rate = media
+        self.media_rate = media_pixels_per_s
         self.outputs = [entry.name for entry in model.graph.output]
         self.known = {tensor.name for tensor in model.graph.initializer}
         self.reasons: dict[str, str] = {}
@@ -262,55 +280,58 @@ class _Placer:
         }
         # first the published rule, which makes parts; then the cut, with the seconds that nodes
         # take on the core inside these parts
-        rule = self._settled(Problem(works, copy_s), Problem.cheapest_engine)
-        problem = Problem(self._together(rule), copy_s)
-        rule = replace(rule, problem=problem, placement=problem.placed(rule.placement.engines))
-        exact = self._settled(problem, Problem.exact)
+        first = self._compiling_placement(Problem(works, copy_s), Problem.cheapest_engine)
+        problem = Problem(self._works_timed_in_parts(first), copy_s)
+        by_rule = replace(first, problem=problem, placement=problem.placed(first.placement.engines))
+        exact = self._compiling_placement(problem, Problem.exact)
         # the cut minimises the sum of single nodes' times; as parts, the rule's may be faster
-        return min(exact, rule, key=lambda found: found.timeline().time_s)
+        return min(exact, by_rule, key=lambda hosted: hosted.timeline().time_s)
 
-    def _settled(self, problem: Problem, choose: Callable[[Problem], Placement]) -> Hosted:
+    def _compiling_placement(
+        self, problem: Problem, choose: Callable[[Problem], Placement]
+    ) -> Hosted:
         """Return a placement whose parts all compile: nodes that are refused leave the core."""
+        remaining = problem
         while True:
-            placement = choose(problem)
+            placement = choose(remaining)
             try:
                 parts = tuple(self._part(*group) for group in self._groups(placement))
             except _RefusedError as error:
                 names, reason = error.args
                 self.reasons.update(dict.fromkeys(names, reason))
                 # these nodes cannot run on the core; each round takes some away, so the loop ends
-                works = [
-                    replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
-                    if w.name in names
-                    else w
-                    for w in problem.works
-                ]
-                problem = Problem(works, problem.copy_s)
+                remaining = _without_core(remaining, names)
                 continue
-            name = self.model.graph.name or "model"
             return Hosted(
-                name, self.chip, self.model, parts, problem, placement, self.reasons, self.values
+                name=self.model.graph.name or "model",
+                chip=self.chip,
+                model=self.model,
+                parts=parts,
+                problem=remaining,
+                placement=placement,
+                reasons=self.reasons,
+                values=self.values,
             )
 
-    def _together(self, rule: Hosted) -> list[Work]:
+    def _works_timed_in_parts(self, rule: Hosted) -> list[Work]:
         """Return the operators; on the core, their seconds are those of the kernels in their part.
 
         An operator that runs alone pays for conversions and launches that it shares in a part. A
         kernel's seconds go to the last of its nodes, those of a conversion to the node before it.
         """
-        shares: dict[str, float] = {}
+        seconds_of_node: dict[str, float] = {}
         for part in rule.parts:
             names = [node.name for node in part.nodes] if part.compiled else []
-            shares.update(dict.fromkeys(names, 0.0))
+            seconds_of_node.update(dict.fromkeys(names, 0.0))
             last_name = names[0] if names else ""
             for op in simulate_graph(part.compiled).operators if part.compiled else ():
                 # a kernel is named after a node: `conv1_fp16` belongs to `conv1`, not to `conv`
                 matching = [name for name in names if op.name.startswith(name)]
                 last_name = max(matching, key=len, default=last_name)
-                shares[last_name] += op.time_s
-        cores = {name: {CORE: s} for name, s in shares.items()}
+                seconds_of_node[last_name] += op.time_s
+        core_seconds = {name: {CORE: s} for name, s in seconds_of_node.items()}
         return [
-            replace(work, seconds={**work.seconds, **cores.get(work.name, {})})
+            replace(work, seconds={**work.seconds, **core_seconds.get(work.name, {})})
             for work in rule.problem.works
         ]
 
@@ -319,21 +340,23 @@ class _Placer:
         moved = h.moved_bytes(node, self.values)
         seconds = {HOST: engines.HOST_OVERHEAD_S + moved / engines.HOST_RATE_BYTES_PER_S}
         names = [name for name in (*h.all_reads(node), *node.output) if name]
-        ends_of: list[Any] = [self.values.get(name) for name in names]
-        numbers = all(h.is_numbers(value) for value in ends_of)
-        branches = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not branches:
+        operands: list[Any] = [self.values.get(name) for name in names]
+        are_numbers = all(h.is_numbers(value) for value in operands)
+        has_branches = any(
+            attribute.HasField("g") or attribute.graphs for attribute in node.attribute
+        )
+        if are_numbers and self.chip.ai_cpu_rate_bytes_per_s and not has_branches:
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
-        image: Any = ends_of[0] if ends_of and h.is_numbers(ends_of[0]) else None
+        image: Any = operands[0] if operands and h.is_numbers(operands[0]) else None
         # a media unit resizes uint8 images with one or three channels
-        picture = image is not None and image.dtype == np.uint8 and image.ndim == 4
-        if node.op_type == "Resize" and self.media_rate and picture and image.shape[1] in (1, 3):
-            pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
-            busy_s = len(ends_of[0]) * pixels / self.media_rate
+        is_picture = image is not None and image.dtype == np.uint8 and image.ndim == 4
+        if node.op_type == "Resize" and self.media_rate and is_picture and image.shape[1] in (1, 3):
+            pixels = max(end.shape[2] * end.shape[3] for end in (operands[0], operands[-1]))
+            busy_s = len(operands[0]) * pixels / self.media_rate
             seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
         try:
-            for value in ends_of:
+            for value in operands:
                 kind = getattr(value, "dtype", "none or several tensors")
                 if got := beyond_32_bits(value) if h.is_numbers(value) else f"{kind}":
                     needed = f"{node.name}: tensors of numbers in at most 32 bits"
@@ -351,17 +374,18 @@ class _Placer:
 
         Each node comes after those whose results it reads.
         """
-        place: dict[str, int] = {}
+        part_of: dict[str, int] = {}
         groups: dict[int, list[NodeProto]] = {}
         for node in self.nodes:
             on_core = placement.engines[node.name] == CORE
             # parts alternate: even ones are the core's, odd ones the others'. A node goes to the
-            # first part of its parity that does not come before those that it reads from.
-            at = max((place.get(name, 0) for name in h.all_reads(node)), default=0)
-            at += at % 2 == on_core
-            place.update((name, at) for name in node.output)
-            groups.setdefault(at, []).append(node)
-        return [(at % 2 == 0, groups[at]) for at in sorted(groups)]
+            # first part of its kind that does not come before those that it reads from.
+            part_index = max((part_of.get(name, 0) for name in h.all_reads(node)), default=0)
+            if _is_core_part(part_index) != on_core:
+                part_index += 1
+            part_of.update((name, part_index) for name in node.output)
+            groups.setdefault(part_index, []).append(node)
+        return [(_is_core_part(index), groups[index]) for index in sorted(groups)]
 
     def _part(self, on_core: bool, nodes: list[NodeProto]) -> Part:
         if not on_core:
@@ -375,7 +399,7 @@ class _Placer:
         """Return nodes as a graph and its kernels; inputs that decide shapes are fixed."""
         ids = {id(node) for node in nodes}
         later = [n for node in self.nodes if id(node) not in ids for n in h.all_reads(node)]
-        reads, writes = h.ends(nodes, [*self.outputs, *later])
+        reads, writes = h.reads_and_writes(nodes, [*self.outputs, *later])
         inner = [name for name in reads if name not in self.known]
         model = h.sub_model(self.model, nodes, reads, writes, self.values, self.known)
         shapes = {name: self.values[name].shape for name in inner}
@@ -384,6 +408,21 @@ class _Placer:
             needed = f"{nodes[0].name}: a result that sizes alone decide"
             raise UnsupportedError(needed, "one that values decide")
         return Part(nodes, imported, compile_graph(imported.graph, self.chip, dtype=self.dtype))
+
+
+def _is_core_part(index: int) -> bool:
+    return index % 2 == 0
+
+
+def _without_core(problem: Problem, names: Container[str]) -> Problem:
+    """Return a problem in which the operators of these names cannot run on the core."""
+    works = []
+    for work in problem.works:
+        seconds = dict(work.seconds)
+        if work.name in names:
+            seconds.pop(CORE, None)
+        works.append(replace(work, seconds=seconds))
+    return Problem(works, problem.copy_s)
 
 
 class _RefusedError(Exception):

@@ -151,16 +151,7 @@ class Assigner:
             mask = "ND" if is_row_mask else "FRACTAL_NZ"
             return (*("FRACTAL_NZ",) * 3, *(mask,) * (count - 3)), "FRACTAL_NZ"
         if _on_cube(node) or node.has("pooling"):
-            # FRACTAL_Z holds weights as the cube's right operand; grouped weights are packed by
-            # lowering
-            is_dense = node.op == "conv2d" and node.attr("groups", 1) == 1
-            # weights, then a bias
-            constant_layouts = ("FRACTAL_Z" if is_dense else "ND", "ND")
-            reads_small_pixels = (
-                SMALL_PIXELS in self.names_by_layout[node.inputs[0]] and node.op == "conv2d"
-            )
-            image = SMALL_PIXELS if reads_small_pixels else "NC1HWC0"
-            return (image, *constant_layouts[: count - 1]), "NC1HWC0"
+            return self.window_layouts(node)
         out_dtype = self.graph.types[node.output].dtype
         # sums over channels of two-byte numbers stay in blocks of channels, if a kernel reads them
         sums_two_byte = node.has("channel sums") and DTYPE_BYTES[kinds[0].dtype] == 2
@@ -169,18 +160,34 @@ class Assigner:
             return ("NC1HWC0",) * count, "NC1HWC0"
         if node.has("frames"):
             return ("ND",) * count, SMALL_PIXELS if node.attr("small", False) else "NC1HWC0"
-        if node.op == "conv2d_grad_weight":
-            groups = node.attr("groups", 1)
-            if groups == 1 or groups == kinds[0].shape[1] == kinds[1].shape[1]:
-                # a gradient in fp32 keeps the blocks of 16 channels that the cube writes
-                weight_layout = "FRACTAL_Z:16" if DTYPE_BYTES[out_dtype] == 4 else "FRACTAL_Z"
-                return ("NC1HWC0",) * count, weight_layout if groups == 1 else "ND"
+        groups = node.attr("groups", 1)
+        channels = {kind.shape[1] for kind in kinds} if node.op == "conv2d_grad_weight" else set()
+        if channels and groups == 1:
+            # a gradient in fp32 keeps the blocks of 16 channels that the cube writes
+            fractals = "FRACTAL_Z:16" if DTYPE_BYTES[out_dtype] == 4 else "FRACTAL_Z"
+            return ("NC1HWC0",) * count, fractals
+        # the gradient of a depthwise layer's weights
+        if channels == {groups}:
+            return ("NC1HWC0",) * count, "ND"
         if node.has("bytes"):
             return self.quantised_layouts(node)
         layout = self.inherited_layout(node) if self.follow else "ND"
         # a cast from fp16 to int8 keeps blocks of 16 channels: see `TensorType`
-        reads_small_pixels = layout != "ND" and DTYPE_BYTES[out_dtype] == 1
-        return (layout,) * count, f"{layout}:16" if reads_small_pixels else layout
+        is_int8_in_blocks = layout != "ND" and DTYPE_BYTES[out_dtype] == 1
+        return (layout,) * count, f"{layout}:16" if is_int8_in_blocks else layout
+
+    def window_layouts(self, node: Node) -> tuple[Sequence[str], str]:
+        """Return the layouts that a convolution or a pooling reads and writes."""
+        # FRACTAL_Z holds weights as the cube's right operand; grouped weights are packed by
+        # lowering
+        is_dense = node.op == "conv2d" and node.attr("groups", 1) == 1
+        # weights, then a bias
+        constant_layouts = ("FRACTAL_Z" if is_dense else "ND", "ND")
+        reads_small_pixels = (
+            SMALL_PIXELS in self.names_by_layout[node.inputs[0]] and node.op == "conv2d"
+        )
+        image = SMALL_PIXELS if reads_small_pixels else "NC1HWC0"
+        return (image, *constant_layouts[: len(node.inputs) - 1]), "NC1HWC0"
 
     def quantised_layouts(self, node: Node) -> tuple[Sequence[str], str]:
         """Return the layouts that a quantise or dequantise reads and writes: its operand's layout.
@@ -256,24 +263,34 @@ class Assigner:
             return False
         if any(layout not in self.names_by_layout[n] for n in activations):
             return False
-        types = [*self.graph.in_types(node), *self.graph.out_types(node)]
         if layout == "FRACTAL_NZ":
-            rank = len(types[0].shape)
-            cuts = None if node.op == "concat" else cut_spans(self.graph, node)
-            axis = cuts[0] if cuts else node.attr("axis", 0) % rank
-            # an axis of batches is outside the fractals
-            cuts_batches = axis < rank - 2 and bool(cuts or node.op == "concat")
-            cuts_columns = bool(cuts) and (axis, rank) == (1, 2)  # the outermost axis in memory
-            return (cuts_batches or cuts_columns) and all(t.shape[-1] % BLOCK == 0 for t in types)
+            return self.cuts_between_fractals(node)
+        types = [*self.graph.in_types(node), *self.graph.out_types(node)]
         # a slice of an image takes whole blocks of channels and skips none
         if node.op == "slice":
-            begin, end = (node.attr(key)[1] for key in ("begin", "end"))
-            cuts_at_blocks = begin % BLOCK == 0 and (end % BLOCK == 0 or end >= types[0].shape[1])
-            return (
-                cuts_at_blocks and begin >= 0 and end > 0 and set(node.attr("step") or (1,)) == {1}
-            )
+            begin = node.attr("begin")[1]
+            end = node.attr("end")[1]
+            is_forward = begin >= 0 and end > 0 and set(node.attr("step") or (1,)) == {1}
+            ends_at_block = end % BLOCK == 0 or end >= types[0].shape[1]
+            return is_forward and begin % BLOCK == 0 and ends_at_block
         axis = node.attr("axis", 0) % 4
         return axis != 1 or all(t.shape[1] % BLOCK == 0 for t in types)
+
+    def cuts_between_fractals(self, node: Node) -> bool:
+        """Tell whether a concat, slice or split of matrices cuts no fractal and pads none."""
+        types = [*self.graph.in_types(node), *self.graph.out_types(node)]
+        if any(t.shape[-1] % BLOCK for t in types):
+            return False
+        rank = len(types[0].shape)
+        # an axis of batches is outside the fractals
+        if node.op == "concat":
+            return bool(node.attr("axis", 0) % rank < rank - 2)
+        cuts = cut_spans(self.graph, node)
+        if not cuts:
+            return False
+        axis = cuts[0]
+        # columns of a matrix are the outermost axis in memory
+        return axis < rank - 2 or (axis, rank) == (1, 2)
 
 
 def _on_cube(node: Node) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 from ascend_lab.compiler.compile import Layouts, Road
 from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice
 from ascend_lab.compiler.lower.conv import conv_shape_of
-from ascend_lab.compiler.lower.matmul import is_plain, is_turned, product_job
+from ascend_lab.compiler.lower.matmul import is_plain, is_weight_gradient, product_job
 from ascend_lab.compiler.lower.piece import Piece
 from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
 from ascend_lab.compiler.switches import Switches
@@ -180,33 +180,34 @@ def convolution_tiling(shape: ConvShape, chip: Chip) -> GemmSchedule:
 def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) -> GemmSchedule:
     """Return the tiling of `images` products of m1 x k1 by k1 x n1 fractals."""
     element_bytes = DTYPE_BYTES[dtype]
-    large = chip.buffers["L0C"] >= LARGE_L0C_BYTES
-    base_m = min((LONG_BLOCK if large else BLOCK) // FRACTAL, m1)
+    has_large_l0c = chip.buffers["L0C"] >= LARGE_L0C_BYTES
+    base_m = min((LONG_BLOCK if has_large_l0c else BLOCK) // FRACTAL, m1)
     base_n = min(LONG_BLOCK // FRACTAL, n1)
     # the number of blocks of C, which are distributed to the cores
     blocks = images * ceil_div(m1, base_m) * ceil_div(n1, base_n)
     # a block takes a whole core, even if few of its rows are filled
-    short = min(m1, n1) * FRACTAL < LEAST_SIDE
-    if short or blocks < chip.core_count:
+    is_short = min(m1, n1) * FRACTAL < LEAST_SIDE
+    if is_short or blocks < chip.core_count:
         # 8 blocks on 20 cores would leave 12 idle: smaller blocks
-        rows, columns = _balanced(images * m1, n1, chip.core_count)
-        base_m = min(base_m, ceil_div(images * m1, rows))
-        base_n = min(base_n, ceil_div(n1, columns))
-    depth = DEPTH_BYTES // element_bytes
+        share_rows, share_columns = _balanced(images * m1, n1, chip.core_count)
+        base_m = min(base_m, ceil_div(images * m1, share_rows))
+        base_n = min(base_n, ceil_div(n1, share_columns))
     block_bytes = max(base_m, base_n) * FRACTAL * DEPTH_BYTES
     # half of L1 for each operand, in two buffers
-    steps = max(1, chip.buffers["L1"] // 2 // block_bytes // 2)
+    max_steps = max(1, chip.buffers["L1"] // 2 // block_bytes // 2)
     # a fractal is 32 bytes deep: 16 numbers of fp16, 32 of int8
     k_elements = k1 * (32 // element_bytes)
-    depth = min(depth, k_elements)
-    rows, columns = _dealt(images * ceil_div(m1, base_m), ceil_div(n1, base_n), chip.core_count)
+    base_k = min(DEPTH_BYTES // element_bytes, k_elements)
+    core_rows, core_columns = _fewest_rounds(
+        images * ceil_div(m1, base_m), ceil_div(n1, base_n), chip.core_count
+    )
     return GemmSchedule(
-        base_m * FRACTAL,
-        depth,
-        base_n * FRACTAL,
-        min(steps, ceil_div(k_elements, depth)),
-        rows,
-        columns,
+        base_m=base_m * FRACTAL,
+        base_k=base_k,
+        base_n=base_n * FRACTAL,
+        step_k=min(max_steps, ceil_div(k_elements, base_k)),
+        grid_rows=core_rows,
+        grid_cols=core_columns,
     )
 
 
@@ -229,7 +230,7 @@ def _balanced(m1: int, n1: int, cores: int) -> tuple[int, int]:
     return min(_grids(cores), key=cost)
 
 
-def _dealt(rows: int, columns: int, cores: int) -> tuple[int, int]:
+def _fewest_rounds(rows: int, columns: int, cores: int) -> tuple[int, int]:
     """Return the grid of cores that works through the blocks of C in the fewest rounds."""
 
     def rounds(grid: tuple[int, int]) -> tuple[int, int]:
@@ -247,7 +248,9 @@ def tiling_of(piece: Piece, chip: Chip) -> GemmSchedule | None:
         return convolution_tiling(conv_shape_of(piece, head, piece.type(head.output).dtype), chip)
     # a transposed or batched product has no published rule
     if head.op in PRODUCTS:
-        if is_turned(head, [piece.type(name) for name in head.inputs]) or not is_plain(piece):
+        if is_weight_gradient(head, [piece.type(name) for name in head.inputs]) or not is_plain(
+            piece
+        ):
             return None
         return product_tiling(product_job(piece, chip)[0], chip)
     return None

@@ -87,17 +87,18 @@ def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]])
     the later end and as large as the larger. Chains of pairs become one buffer. Raises GraphError
     for unknown ids.
     """
-    alive = {b.id: b for b in buffers}
+    buffers_by_id = {b.id: b for b in buffers}
     merged_into: dict[Hashable, Hashable] = {}
 
     def buffer_of(name: Hashable) -> Buffer:
         """Return the buffer into which this id has been merged so far."""
         # with pairs (a, b) and (b, c), the id b already stands for the buffer a
-        while name in merged_into:
-            name = merged_into[name]
-        if name not in alive:
-            raise GraphError("ids of buffers to share", str(name))
-        return alive[name]
+        kept = name
+        while kept in merged_into:
+            kept = merged_into[kept]
+        if kept not in buffers_by_id:
+            raise GraphError("ids of buffers to share", str(kept))
+        return buffers_by_id[kept]
 
     for first_id, second_id in pairs:
         a = buffer_of(first_id)
@@ -105,9 +106,9 @@ def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]])
         if a.id != b.id:
             merged_into[b.id] = a.id
             size = max(a.size_bytes, b.size_bytes)
-            alive[a.id] = Buffer(a.id, min(a.lower, b.lower), max(a.upper, b.upper), size)
-            del alive[b.id]
-    return list(alive.values())
+            buffers_by_id[a.id] = Buffer(a.id, min(a.lower, b.lower), max(a.upper, b.upper), size)
+            del buffers_by_id[b.id]
+    return list(buffers_by_id.values())
 
 
 # -- checks of a plan -----------------------------------------------------------------------------
@@ -130,12 +131,12 @@ def check_apart(buffers: Sequence[Buffer], offsets: Offsets | Mapping[Hashable, 
     """Raise GraphError if two buffers use the same byte at the same time."""
     placed = [(k, offsets[b.id], r) for k, b in enumerate(buffers) for r in b.rectangles]
     owner = np.array([k for k, _, _ in placed], np.int64)
-    low = np.array([r.lower for _, _, r in placed], np.int64)
-    up = np.array([r.upper for _, _, r in placed], np.int64)
+    births = np.array([r.lower for _, _, r in placed], np.int64)
+    deaths = np.array([r.upper for _, _, r in placed], np.int64)
     start = np.array([at + r.first for _, at, r in placed], np.int64)
     end = np.array([at + r.last for _, at, r in placed], np.int64)
     for i, (k, _, r) in enumerate(placed):
-        in_time = (low < r.upper) & (up > r.lower)
+        in_time = (births < r.upper) & (deaths > r.lower)
         in_space = (start < end[i]) & (end > start[i])
         clash = in_time & in_space & (owner != k)
         if clash.any():
@@ -247,9 +248,9 @@ def height(buffers: Iterable[Buffer], offsets: Offsets) -> int:
 
 
 # -- a warm cache ---------------------------------------------------------------------------------
-UNITS = 1 << 20
+MAX_UNITS = 1 << 20
 """Largest number of units into which memory is divided; the unit grows with the memory."""
-LOOKS = 1 << 28
+MAX_UNIT_VISITS = 1 << 28
 """Most looks at a unit by all buffers together, as each buffer looks at all units."""
 
 
@@ -281,7 +282,7 @@ def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
             live[start : start + count] = 0
             freed[start : start + count] = written
             continue
-        start = _hottest(freed, live, count)
+        start = _hottest_window(freed, live, count)
         if start < 0:
             # no free window is large enough: grow from the highest unit in use
             start = int(live.nonzero()[0].max(initial=-1)) + 1
@@ -319,19 +320,26 @@ def reuse_distance_bytes(buffers: Sequence[Buffer], offsets: Offsets) -> float:
 def _unit_bytes(buffers: Sequence[Buffer]) -> int:
     total = sum(b.size_bytes for b in buffers)
     common = math.gcd(*(b.size_bytes for b in buffers)) or 1
-    units = max(1, min(UNITS, LOOKS // max(1, len(buffers))))
+    units = max(1, min(MAX_UNITS, MAX_UNIT_VISITS // max(1, len(buffers))))
     return aligned(-(-total // units), common) or 1
 
 
-def _hottest(freed: np.ndarray, live: np.ndarray, count: int) -> int:
+def _hottest_window(freed: np.ndarray, live: np.ndarray, count: int) -> int:
     """Return the start of the free window with the largest sum of `freed`, -1 if none is free."""
     if count > len(freed):
         return -1
-    # prefix sums: the sum over a window is a difference of two of them
-    heat, taken = (np.concatenate(([0], np.cumsum(a))) for a in (freed, live))
-    heat, taken = (a[count:] - a[: len(a) - count] for a in (heat, taken))
-    start = int(np.where(taken == 0, heat, np.iinfo(np.int64).min).argmax())
-    return start if taken[start] == 0 else -1
+    freed_in_window = _window_sums(freed, count)
+    is_free = _window_sums(live, count) == 0
+    start = int(np.where(is_free, freed_in_window, np.iinfo(np.int64).min).argmax())
+    return start if is_free[start] else -1
+
+
+def _window_sums(units: np.ndarray, count: int) -> np.ndarray:
+    """Return the sums over every window of `count` neighbouring units."""
+    # a window's sum is the difference of two prefix sums
+    prefix_sums = np.concatenate(([0], np.cumsum(units)))
+    sums: np.ndarray = prefix_sums[count:] - prefix_sums[: len(prefix_sums) - count]
+    return sums
 
 
 # -- planning -------------------------------------------------------------------------------------

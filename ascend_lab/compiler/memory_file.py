@@ -30,7 +30,7 @@ OTHER_NAMES = {
 }
 MAX_FILE_BYTES = 2**20
 MAX_ROWS = 10_000
-MOST = 2**40
+LARGEST_NUMBER = 2**40
 """Larger times and sizes are refused, so that all sums fit in 64 bits."""
 MAX_ALIGNMENT = 2**30
 MAX_GAPS = 1000
@@ -101,13 +101,13 @@ def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
     # the hint is checked, so that a damaged column is reported, but not used
     number("hint", "-1")
     return Buffer(
-        cells["id"],
-        number("lower"),
-        number("upper") + past_the_end,
-        number("size"),
-        alignment,
-        _gaps(cells.get("gaps", ""), past_the_end, where),
-        offset if offset >= 0 else None,
+        id=cells["id"],
+        lower=number("lower"),
+        upper=number("upper") + past_the_end,
+        size_bytes=number("size"),
+        alignment_bytes=alignment,
+        gaps=_gaps(cells.get("gaps", ""), past_the_end, where),
+        offset=offset if offset >= 0 else None,
     )
 
 
@@ -132,6 +132,8 @@ def _number(text: str, name: str, where: str) -> int:
     if value is None:
         raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "correct it")
     # 10,000 buffers of 2**40 bytes add up to less than 2**63
-    if abs(value) > MOST:
-        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "correct it")
+    if abs(value) > LARGEST_NUMBER:
+        raise InputError(
+            f"{name} of at most {LARGEST_NUMBER}", f"{text[:30]} in {where}", "correct it"
+        )
     return value

@@ -17,7 +17,7 @@ nodes dropped. Both keep the names and types of inputs and outputs; symbolic siz
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,11 +57,11 @@ ADVICE = {
     "GridSample": "precompute the grid and gather, or resize where it is regular",
 }
 """Advice for operators that run outside the AI core, by ONNX operator."""
-WIDE_TYPES = "export in float32 and int32: 64-bit numbers have no kernels"
-TEXT = "leave texts and lists outside: turn them into numbers before the network"
-PAYS = 1e-6
+WIDE_TYPES_ADVICE = "export in float32 and int32: 64-bit numbers have no kernels"
+TEXT_ADVICE = "leave texts and lists outside: turn them into numbers before the network"
+ROUNDING_SHARE = 1e-6
 """A rewritten model may be slower by this share of the time: sums of times are rounded."""
-PADDED = 0.25
+MIN_PADDING_SHARE = 0.25
 """The report mentions tensors whose padding is at least this share of the stored tensor."""
 
 
@@ -88,58 +88,83 @@ def migrate(
     """
     # a program of torch.export; an ONNX model may come as bytes
     is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
-    read = _from_torch(Path(str(source))) if is_program else source
-    model_given = h.whole_model(read)
+    source_model = h.whole_model(_from_torch(Path(str(source))) if is_program else source)
     # one random input for both models: their outputs are compared below
-    feed = h.random_feed(model_given, shapes or {}, batch, 0)
+    feed = h.random_feed(source_model, shapes or {}, batch, 0)
     sizes = {name: array.shape for name, array in feed.items()}
-    titles = {node.name: node for node in model_given.graph.node}
-    data: dict[str, Any] = {
-        "model": model_given.graph.name or "model",
-        "chip": chip.name,
-        "nodes": len(titles),
-        "inputs": {name: list(shape) for name, shape in sizes.items()},
-        "passes": {},
-        "moved": [],
-        "padded": [],
-    }
+    report = _empty_report(source_model, chip, sizes)
     imported = None
+    model: ModelProto | None
     try:
-        imported = import_model(model_given, shapes=sizes)
+        imported = import_model(source_model, shapes=sizes)
         # an index drawn at random could lie outside of the table that it points into
         feed |= _indices_inside(imported)
         compiled = compile_graph(imported.graph, chip, dtype=dtype)
     except InputError:
         raise
     except AscendLabError as error:
-        model, became = _placed(model_given, chip, feed, dtype, data, error)
+        model, outcomes = _placed(source_model, chip, feed, dtype, report, error)
     else:
-        model, became = _after_passes(imported, compiled, data, titles)
-        before_s = simulate_graph(compiled).time_s
-        # the migrated model is imported as a user would: nodes added by the export count, too
-        after_s = _time_s(model, chip, dtype)
-        data["time_s"] = {"before": before_s, "after": after_s}
-        # passes are made for this compiler's kernels; exported, their result may be slower
-        if after_s > before_s * (1 + PAYS):
-            model = _as_it_was(model_given, feed)
-            became = _verdicts(imported.graph, imported.graph, titles)
-            _say_kept(data, before_s, after_s)
-    errors = _errors(model_given, feed, model, data, imported)
-    data["rows"] = _rows(became, errors, titles, model_given)
-    data["totals"] = {
-        v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
+        model, outcomes = _as_one_graph(source_model, imported, compiled, feed, dtype, report)
+    errors = _errors(source_model, feed, model, report, imported)
+    report["rows"] = _rows(outcomes, errors, _titles(source_model.graph.node), source_model)
+    totals = dict.fromkeys(VERDICTS, 0)
+    for row in report["rows"]:
+        totals[row["verdict"]] += row["count"]
+    report["totals"] = totals
+    return Migration(report, model)
+
+
+def _titles(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
+    """Return nodes by their names, which `host.whole_model` has made unique."""
+    return {node.name: node for node in nodes}
+
+
+def _empty_report(
+    source: ModelProto, chip: Chip, sizes: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """Return a report that says which model goes to which chip, and nothing of its nodes yet."""
+    return {
+        "model": source.graph.name or "model",
+        "chip": chip.name,
+        "nodes": len(_titles(source.graph.node)),
+        "inputs": {name: list(shape) for name, shape in sizes.items()},
+        "passes": {},
+        "moved": [],
+        "padded": [],
     }
-    return Migration(data, model)
 
 
-def _say_kept(data: dict[str, Any], before_s: float, after_s: float) -> None:
-    """Write in the report that the source's nodes stay, as the rewritten ones take longer."""
-    data["passes"] = {}
-    data["kept"] = (
-        f"the nodes as they were: rewritten {after_s * 1e6:.2f} us instead of "
-        f"{before_s * 1e6:.2f} us"
-    )
-    data["time_s"]["after"] = before_s
+def _as_one_graph(
+    source: ModelProto,
+    imported: Imported,
+    compiled: Compiled,
+    feed: Mapping[str, Any],
+    dtype: str,
+    report: dict[str, Any],
+) -> tuple[ModelProto, Outcomes]:
+    """Return the migrated model of a source that one graph holds, and what became of its nodes.
+
+    It is the graph after passes, unless the exported model would take longer: then it is the source
+    itself.
+    """
+    titles = _titles(source.graph.node)
+    model, outcomes = _after_passes(imported, compiled, report, titles)
+    source_s = simulate_graph(compiled).time_s
+    # the migrated model is imported as a user would: nodes added by the export count, too
+    rewritten_s = _time_s(model, compiled.chip, dtype)
+    report["time_s"] = {"before": source_s, "after": rewritten_s}
+    # passes are made for this compiler's kernels; exported, their result may be slower
+    if rewritten_s > source_s * (1 + ROUNDING_SHARE):
+        model = _without_rewrites(source, feed)
+        outcomes = _verdicts(imported.graph, imported.graph, titles)
+        report["passes"] = {}
+        report["kept"] = (
+            f"the nodes as they were: rewritten {rewritten_s * 1e6:.2f} us instead of "
+            f"{source_s * 1e6:.2f} us"
+        )
+        report["time_s"]["after"] = source_s
+    return model, outcomes
 
 
 def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:
@@ -150,7 +175,7 @@ def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:
         return float("inf")
 
 
-def _as_it_was(source: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
+def _without_rewrites(source: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
     """Return the source with fixed sizes, without nodes whose results nothing reads."""
     outputs = [entry.name for entry in source.graph.output]
     used = set(outputs)
@@ -162,13 +187,13 @@ def _as_it_was(source: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
             used.update(h.all_reads(node))
             live.insert(0, node)
     inputs = [entry.name for entry in tensors.inputs_of(source.graph)]
-    reads, _ = h.ends(live, outputs)
+    reads, _ = h.reads_and_writes(live, outputs)
     reads = list(dict.fromkeys((*inputs, *reads)))
     model = h.sub_model(source, live, reads, outputs, {**h.constants_of(source), **feed})
-    return _with_ends(model, source)
+    return _with_declared_outputs(model, source)
 
 
-def _with_ends(model: ModelProto, source: ModelProto) -> ModelProto:
+def _with_declared_outputs(model: ModelProto, source: ModelProto) -> ModelProto:
     """Return a part of the source with the source's declarations of outputs."""
     del model.graph.output[:]
     model.graph.output.extend(source.graph.output)
@@ -185,12 +210,15 @@ def _indices_inside(imported: Imported) -> dict[str, Any]:
     }
 
 
-Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
+Outcomes = dict[tuple[str, str, tuple[str, ...]], list[str]]
 """Names of the model's nodes by (operator, verdict, operators that replace it)."""
 
 
 def _rows(
-    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], source: ModelProto
+    outcomes: Outcomes,
+    errors: Mapping[str, float],
+    titles: Mapping[str, NodeProto],
+    source: ModelProto,
 ) -> list[dict[str, Any]]:
     """Return a row for every operator and what it became, the worst verdict first."""
     # `VERDICTS` lists verdicts from best to worst
@@ -204,23 +232,23 @@ def _rows(
             "max_error": max((errors[name] for name in names if name in errors), default=None),
             "advice": _advice(titles[names[0]], verdict, source),
         }
-        for (op, verdict, by), names in became.items()
+        for (op, verdict, by), names in outcomes.items()
     ]
     return sorted(rows, key=lambda row: (-order[str(row["verdict"])], str(row["source_op"])))
 
 
 def _after_passes(
-    imported: Imported, compiled: Compiled, data: dict[str, Any], titles: Mapping[str, NodeProto]
-) -> tuple[ModelProto, Became]:
+    imported: Imported, compiled: Compiled, report: dict[str, Any], titles: Mapping[str, NodeProto]
+) -> tuple[ModelProto, Outcomes]:
     """Return the model that the passes make of a graph, and what became of the source's nodes."""
     from ascend_lab.compiler.onnx.export import export_onnx
 
-    graph, report = run_passes(imported.graph, DEFAULT)
-    data["passes"] = {name: count for name, count in report.matches.items() if count}
+    graph, pass_report = run_passes(imported.graph, DEFAULT)
+    report["passes"] = {name: count for name, count in pass_report.matches.items() if count}
     for task in compiled.tasks:
         kernel = task.lowered.kernel if task.lowered else None
         if isinstance(kernel, CpuKernel):
-            data["moved"].append(
+            report["moved"].append(
                 {
                     "node": task.name,
                     "op": task.op,
@@ -228,11 +256,12 @@ def _after_passes(
                     "reason": kernel.reason,
                 }
             )
-    data["padded"] = _padded(compiled.graph)
-    return _typed(export_onnx(graph), graph, imported), _verdicts(imported.graph, graph, titles)
+    report["padded"] = _padded_tensors(compiled.graph)
+    model = _with_source_types(export_onnx(graph), graph, imported)
+    return model, _verdicts(imported.graph, graph, titles)
 
 
-def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -> Became:
+def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -> Outcomes:
     """Return what nodes became in a graph and after its passes.
 
     The names of the nodes in both graphs begin with the title of the model's node.
@@ -241,21 +270,21 @@ def _verdicts(graph: Graph, rewritten: Graph, titles: Mapping[str, NodeProto]) -
     for ops, stage in zip(both_stages, (graph, rewritten), strict=True):
         for node in stage.nodes:
             ops[_source_of(node.name, titles)].append(node.op)
-    became: Became = defaultdict(list)
+    outcomes: Outcomes = defaultdict(list)
     for name, entry in titles.items():
         ops_before, ops_after = (ops.get(name, []) for ops in both_stages)
         # several operators are "composed"; none means that the node is constant or has no effect
         if len(ops_before) == 1:
-            verdict, by = (
+            verdict, replacements = (
                 ("direct", ops_after)
                 if ops_before == ops_after
                 else ("rewritten", ops_after or ["fused"])
             )
         else:
             verdict = "composed" if ops_before else "folded"
-            by = ops_before
-        became[entry.op_type, verdict, tuple(dict.fromkeys(by))].append(name)
-    return became
+            replacements = ops_before
+        outcomes[entry.op_type, verdict, tuple(dict.fromkeys(replacements))].append(name)
+    return outcomes
 
 
 def _source_of(name: str, titles: Mapping[str, NodeProto]) -> str:
@@ -273,54 +302,70 @@ def _placed(
     chip: Chip,
     feed: Mapping[str, Any],
     dtype: str,
-    data: dict[str, Any],
+    report: dict[str, Any],
     error: AscendLabError,
-) -> tuple[ModelProto | None, Became]:
+) -> tuple[ModelProto | None, Outcomes]:
     """Return the source's nodes on chip and host as a model, and what became of each node.
 
     The model is None if a node runs nowhere. `error` says why no single graph holds the model.
     """
-    from onnx import defs
-
-    became: Became = defaultdict(list)
     try:
         hosted = place_model(source, chip, inputs=feed, dtype=dtype)
     except UnsupportedError as refusal:
-        data["refused"] = str(error if isinstance(error, UnsupportedError) else refusal)
-        for node in source.graph.node:
-            # the compiler's error names only the first node that fails: the others may compile
-            named = str(error).startswith(f"node {model_file.title(node)}")
-            ours = model_file.full_name(node) in CONVERTERS and not named
-            elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
-            became[node.op_type, "direct" if ours else elsewhere, ()].append(node.name)
-        return None, became
-    placed_nodes = {node.name: node for placed_part in hosted.parts for node in placed_part.nodes}
+        report["refused"] = str(error if isinstance(error, UnsupportedError) else refusal)
+        return None, _outcomes_if_refused(source, error)
+    outcomes: Outcomes = defaultdict(list)
+    placed_nodes = _titles(node for placed_part in hosted.parts for node in placed_part.nodes)
     for placed_part in hosted.parts:
-        titles = {node.name: node for node in placed_part.nodes}
         if placed_part.imported is not None and placed_part.compiled is not None:
             graph = placed_part.imported.graph
-            for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], titles).items():
-                became[key] += names
-            data["padded"] += _padded(placed_part.compiled.graph)
+            rewritten = run_passes(graph, DEFAULT)[0]
+            part_outcomes = _verdicts(graph, rewritten, _titles(placed_part.nodes))
+            for key, names in part_outcomes.items():
+                outcomes[key] += names
+            report["padded"] += _padded_tensors(placed_part.compiled.graph)
     for name, engine in hosted.off_core.items():
         op = placed_nodes[name].op_type
-        became[op, "host", (engine,)].append(name)
+        outcomes[op, "host", (engine,)].append(name)
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
-        data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
+        report["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
     # nodes without an engine were computed from constants in advance
-    for node in (node for node in source.graph.node if node.name not in placed_nodes):
-        became[node.op_type, "folded", ()].append(node.name)
-    data["placement"] = hosted.summary()["placement"]
-    ends = (tensors.inputs_of(source.graph), source.graph.output)
-    inputs, names = ([entry.name for entry in entries] for entries in ends)
-    written = {name for node in placed_nodes.values() for name in node.output}
-    constants = {name for name in hosted.values if name not in written and name not in inputs}
+    for node in source.graph.node:
+        if node.name not in placed_nodes:
+            outcomes[node.op_type, "folded", ()].append(node.name)
+    report["placement"] = hosted.summary()["placement"]
+    return _placed_model(source, list(placed_nodes.values()), hosted.values), outcomes
+
+
+def _outcomes_if_refused(source: ModelProto, error: AscendLabError) -> Outcomes:
+    """Return what would become of each node of a model that cannot run as a whole."""
+    from onnx import defs
+
+    outcomes: Outcomes = defaultdict(list)
+    for node in source.graph.node:
+        # the compiler's error names only the first node that fails: the others may compile
+        is_named = str(error).startswith(f"node {model_file.title(node)}")
+        verdict = "host" if defs.has(node.op_type, node.domain) else "unsupported"
+        if model_file.full_name(node) in CONVERTERS and not is_named:
+            verdict = "direct"
+        outcomes[node.op_type, verdict, ()].append(node.name)
+    return outcomes
+
+
+def _placed_model(
+    source: ModelProto, nodes: Sequence[NodeProto], values: Mapping[str, Any]
+) -> ModelProto:
+    """Return the placed nodes as a model, with the values of all other tensors as constants."""
+    inputs = [entry.name for entry in tensors.inputs_of(source.graph)]
+    outputs = [entry.name for entry in source.graph.output]
+    written = {name for node in nodes for name in node.output}
+    constants = {name for name in values if name not in written and name not in inputs}
     reads = [*inputs, *constants]
-    model = h.sub_model(source, [*placed_nodes.values()], reads, names, hosted.values, constants)
-    return _with_ends(model, source), became
+    model = h.sub_model(source, nodes, reads, outputs, values, constants)
+    return _with_declared_outputs(model, source)
 
 
-def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
+def _with_source_types(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
     """Return a model whose inputs and outputs have the names and types of the source's."""
     import onnx
 
@@ -349,8 +394,10 @@ def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
         )
         (casts_in if is_input else casts_out).append(cast)
         for node in model.graph.node:
-            for ends in (node.input, node.output):
-                ends[:] = [inner if end == name else end for end in ends]
+            for tensor_names in (node.input, node.output):
+                tensor_names[:] = [
+                    inner if tensor_name == name else tensor_name for tensor_name in tensor_names
+                ]
         for stored in model.graph.initializer:
             stored.name = inner if stored.name == name else stored.name
         tensor.elem_type = element_type
@@ -362,6 +409,7 @@ def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
 
 
 _NUMPY = {"double": "float64", "bfloat16": "float32"}
+"""NumPy's name of an ONNX element type, where it differs; NumPy has no bfloat16."""
 
 
 def _errors(
@@ -394,19 +442,21 @@ def _error(migrated: Any, source: Any) -> float:
     """
     if not h.is_numbers(source):
         return 0.0 if np.array_equal(np.asarray(migrated), np.asarray(source)) else float("inf")
-    got, expected = (np.asarray(array).astype(np.float64) for array in (migrated, source))
+    migrated_values, source_values = (
+        np.asarray(array).astype(np.float64) for array in (migrated, source)
+    )
     # a wrong shape is a wrong result, whatever the numbers
-    if got.shape != expected.shape:
+    if migrated_values.shape != source_values.shape:
         return float("inf")
-    finite = np.isfinite(got) & np.isfinite(expected)
-    if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
+    finite = np.isfinite(migrated_values) & np.isfinite(source_values)
+    if not np.array_equal(migrated_values[~finite], source_values[~finite], equal_nan=True):
         return float("inf")
     # errors are shares of the largest number: fp16 has 11 bits, about 0.0005 of it
-    scale = float(np.abs(expected[finite]).max(initial=0.0)) or 1.0
-    return float(np.abs(got[finite] - expected[finite]).max(initial=0.0)) / scale
+    scale = float(np.abs(source_values[finite]).max(initial=0.0)) or 1.0
+    return float(np.abs(migrated_values[finite] - source_values[finite]).max(initial=0.0)) / scale
 
 
-def _padded(graph: Graph) -> list[dict[str, Any]]:
+def _padded_tensors(graph: Graph) -> list[dict[str, Any]]:
     """Return the tensors that are stored with much padding, and which sizes to raise.
 
     A tensor of 3 channels in blocks of 16 is stored with 81 % zeros: use 16 channels.
@@ -416,26 +466,27 @@ def _padded(graph: Graph) -> list[dict[str, Any]]:
         kind = graph.types[node.output]
         stored = int(np.prod(kind.stored_shape))
         zeros = 1 - kind.elements / stored if stored else 0.0
-        if zeros >= PADDED and node.op != "trans_data":
+        if zeros >= MIN_PADDING_SHARE and node.op != "trans_data":
             # a matrix pads rows and columns to 16, an image its channels
-            fractal = kind.layout == "FRACTAL_NZ"
-            names = ("rows", "columns") if fractal else ("channels",)
-            sizes = zip(names, kind.shape[-2:] if fractal else kind.shape[1:2], strict=False)
-            short = [name for name, size in sizes if size % 16]
-            note = ": a larger batch has more" if short == ["rows"] else ""
+            in_fractals = kind.layout == "FRACTAL_NZ"
+            axes = ("rows", "columns") if in_fractals else ("channels",)
+            sizes = zip(axes, kind.shape[-2:] if in_fractals else kind.shape[1:2], strict=False)
+            ragged_axes = [name for name, size in sizes if size % 16]
+            note = ": a larger batch has more" if ragged_axes == ["rows"] else ""
             rows.append(
                 {
                     "tensor": node.output,
                     "shape": list(kind.shape),
                     "layout": kind.layout,
                     "zeros": zeros,
-                    "advice": f"use {' and '.join(short or names)} in multiples of 16{note}",
+                    "advice": f"use {' and '.join(ragged_axes or axes)} in multiples of 16{note}",
                 }
             )
     return rows
 
 
 def _advice(node: NodeProto, verdict: str, source: ModelProto) -> str:
+    """Return how a model might avoid a node off the core, "" for nodes on the core."""
     if verdict == "unsupported":
         return "replace it by operators of the standard, or export its function with the model"
     if verdict != "host":
@@ -443,13 +494,13 @@ def _advice(node: NodeProto, verdict: str, source: ModelProto) -> str:
     from onnx import TensorProto
 
     entries = (*source.graph.value_info, *tensors.inputs_of(source.graph), *source.graph.output)
-    ends = {*node.input, *node.output}
-    kinds = Counter(e.type.tensor_type.elem_type for e in entries if e.name in ends)
+    tensor_names = {*node.input, *node.output}
+    kinds = Counter(e.type.tensor_type.elem_type for e in entries if e.name in tensor_names)
     # texts and lists have no tensors: no chip computes them
     if TensorProto.STRING in kinds or "Sequence" in node.op_type or "String" in node.op_type:
-        return TEXT
+        return TEXT_ADVICE
     if {TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.INT64} & kinds.keys():
-        return ADVICE.get(node.op_type, WIDE_TYPES)
+        return ADVICE.get(node.op_type, WIDE_TYPES_ADVICE)
     return ADVICE.get(node.op_type, "keep it at the ends of the network: each change costs copies")
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import ceil, prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from ascend_lab.compiler.ir import Fill, Graph, Node, rules_of
 from ascend_lab.operators.ops import slicing
 
 Mask = NDArray[np.bool_] | None
+"""Which indices of an axis are needed; None: all."""
 Masks = tuple[Mask, ...]
 PRODUCTS = ("matmul", "batch_matmul", "gemm", "attention_scores", "attention_context")
 ATTENTION = ("attention", "flash_attention")
@@ -34,7 +36,7 @@ NUMBER = 1
 CHANNELS = 2
 ROW = 3
 """At least how much depends on a given number: one number, all channels of a pixel, or a row."""
-WHOLE = (
+READS_WHOLE = (
     *PRODUCTS,
     *ATTENTION,
     *BY_ROW,
@@ -47,7 +49,7 @@ WHOLE = (
     "rec",
 )
 """Operators that need every element of their inputs, though none of their traits says so."""
-FOLLOWS = (*PRODUCTS, *ATTENTION, *BY_ROW, "trans_data", "transpose")
+WITH_EXACT_RULES = (*PRODUCTS, *ATTENTION, *BY_ROW, "trans_data", "transpose")
 """Operators whose results need exactly the elements that the slice rules name.
 
 Rules of other operators may name too many: for windows with gaps, the elements between, too.
@@ -71,7 +73,7 @@ class Windows:
 
 
 @lru_cache(1024)
-def along(size: int, window: slicing.Window, count: int) -> Windows:
+def windows_along(size: int, window: slicing.Window, count: int) -> Windows:
     """Return `count` windows along an axis of `size` elements; padding does not count as one.
 
     5 elements, a window of 3, stride 1, one padded element on each side: `counts` are {2: 2, 3: 3},
@@ -110,7 +112,7 @@ def _windows(graph: Graph, node: Node) -> tuple[Windows, Windows]:
     out = graph.types[node.output].shape
     rules = rules_of(graph, node)
     rows, columns = (
-        along(image[axis], rules.axes[axis].sources[0].window, out[axis]) for axis in (2, 3)
+        windows_along(image[axis], rules.axes[axis].sources[0].window, out[axis]) for axis in (2, 3)
     )
     return rows, columns
 
@@ -118,6 +120,21 @@ def _windows(graph: Graph, node: Node) -> tuple[Windows, Windows]:
 def moves(node: Node) -> bool:
     """Tell whether a node only moves elements: a better compiler might make it a view."""
     return node.op in ("trans_data", "pad", "embedding") or node.has("moves")
+
+
+class _Segment(NamedTuple):
+    """The part of a graph that ends at a tensor through which all data flow.
+
+    end            the tensor
+    weight_bytes   bytes of weights that multiply each row of the segment's start
+    from_number    what of `end` depends, at least, on one number of the start: see `_spread`
+    from_row       what of `end` depends, at least, on one row of the start
+    """
+
+    end: str
+    weight_bytes: float
+    from_number: int
+    from_row: int
 
 
 class Needs:
@@ -136,10 +153,10 @@ class Needs:
         self.read: set[str] = set()
         for node in reversed(graph.nodes):
             # a move counts as reading only if a kernel reads its result whole
-            works = self.read.issuperset(node.outputs) or not moves(node)
+            reads_whole = self.read.issuperset(node.outputs) or not moves(node)
             for name, masks in self._needs_of(node):
                 self._add(name, masks)
-                if works and self.is_whole(name):
+                if reads_whole and self.is_whole(name):
                     self.read.add(name)
         self.varies = set(graph.inputs)
         self.distinct = dict[str, int]()
@@ -160,12 +177,14 @@ class Needs:
         return prod(float(m.mean()) for m in self.masks[name] if m is not None)
 
     def _add(self, name: str, masks: Masks) -> None:
-        masks = tuple(None if m is None or m.all() else m for m in masks)
+        """Enter the need of one reader of a tensor; of several needs the largest is kept."""
+        shortened = tuple(None if m is None or m.all() else m for m in masks)
         previous = self.masks.get(name)
-        self.masks[name] = masks if any(m is not None for m in masks) else ()
-        if previous is not None and self.share(name) < prod(
-            float(m.mean()) for m in previous if m is not None
-        ):
+        self.masks[name] = shortened if any(m is not None for m in shortened) else ()
+        if previous is None:
+            return
+        previous_share = prod(float(m.mean()) for m in previous if m is not None)
+        if self.share(name) < previous_share:
             self.masks[name] = previous
 
     def _needs_of(self, node: Node) -> Iterable[tuple[str, Masks]]:
@@ -197,11 +216,11 @@ class Needs:
         if node.op in ("gather", "embedding", "pad"):
             return node.inputs[1:]
         traits = ("pointwise", "broadcasts", "reduction", "moves", "lanes", "image fold")
-        return node.inputs if node.has(*traits) or node.op in WHOLE else ()
+        return node.inputs if node.has(*traits) or node.op in READS_WHOLE else ()
 
     def _need_for(self, node: Node, out: Masks) -> Iterator[tuple[str, Masks]]:
         """Yield (input, masks) that a node needs to compute the results in the masks `out`."""
-        if node.op in FOLLOWS or node.has("pointwise", "broadcasts"):
+        if node.op in WITH_EXACT_RULES or node.has("pointwise", "broadcasts"):
             yield from self._followed(node, out)
         elif node.op == "reshape":
             in_shape = self.graph.types[node.inputs[0]].shape
@@ -285,13 +304,21 @@ class Needs:
         out = self.graph.types[node.output]
         if node.op in PRODUCTS:
             first_shape = self.graph.types[node.inputs[0]].shape
-            return out.elements * _up(first_shape[-2 if node.attr("trans_a", False) else -1], depth)
+            return out.elements * _ceil_div(
+                first_shape[-2 if node.attr("trans_a", False) else -1], depth
+            )
         if node.op in ATTENTION and len(node.inputs) == 3:
             # queries (s, d), keys (t, d), values (t, e)
-            (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
-            # query i of s sees t - s + 1 + i keys
-            seen = range(t - s + 1, t + 1) if node.attr("causal", False) else (t,) * s
-            return prod(many) * sum(keys * _up(d, depth) + e * _up(keys, depth) for keys in seen)
+            (*batch, queries, d), (*_, t, _), (*_, e) = (
+                self.graph.types[n].shape for n in node.inputs
+            )
+            # query i of s queries sees t - s + 1 + i of t keys
+            visible_keys = (
+                range(t - queries + 1, t + 1) if node.attr("causal", False) else (t,) * queries
+            )
+            return prod(batch) * sum(
+                keys * _ceil_div(d, depth) + e * _ceil_div(keys, depth) for keys in visible_keys
+            )
         if node.op not in ("conv2d", "conv_transpose2d"):
             return 0
         groups = node.attr("groups", 1)
@@ -302,8 +329,8 @@ class Needs:
             return 0
         rows, columns = self.windows[node.name]
         steps = sum(
-            many * column_count * _up(channels * taps_high * taps_wide, depth)
-            for taps_high, many in rows.counts.items()
+            row_count * column_count * _ceil_div(channels * taps_high * taps_wide, depth)
+            for taps_high, row_count in rows.counts.items()
             for taps_wide, column_count in columns.counts.items()
         )
         return out.shape[0] * out.shape[1] * steps
@@ -333,10 +360,13 @@ class Needs:
             for taps_wide, column_count in columns.counts.items():
                 results[taps_high * taps_wide] += planes * row_count * column_count
         pairs = []
-        for taps, size in sorted(results.items()):
-            pairs.append((taps, min(size, count)))
-            count -= pairs[-1][1]
-        return [(taps, size) for taps, size in pairs if size]
+        remaining = count
+        for taps, result_count in sorted(results.items()):
+            chosen = min(result_count, remaining)
+            remaining -= chosen
+            if chosen:
+                pairs.append((taps, chosen))
+        return pairs
 
     def weights(self, nodes: Sequence[Node]) -> set[str]:
         """Return the constants that products and convolutions among `nodes` need whole."""
@@ -344,9 +374,9 @@ class Needs:
         for node in nodes:
             source = self.graph.producers.get(node.inputs[0])
             # after an explicit `pad`, border taps may read only zeros
-            padded = source is not None and source.op == "pad"
+            is_padded = source is not None and source.op == "pad"
             if (
-                node.name in self.windows and not node.has("pooling") and not padded
+                node.name in self.windows and not node.has("pooling") and not is_padded
             ) or node.op in PRODUCTS:
                 candidates.update(n for n in node.inputs[:2] if self.is_whole(n))
         constants = self.graph.constants
@@ -361,67 +391,82 @@ class Needs:
         the next, both for a single number and for a row (or the channels of a pixel) that depend on
         the last number; then it adds the bytes up from the back.
         """
-        segments = list[tuple[str, float, int, int]]()
-        size = 0.0
-        passed = self._bottlenecks()
+        segments, last_bytes = self._segments(weights)
+        # by what depends on the last number of a tensor, the bytes that are used after that tensor:
+        # index 0 is nothing, then NUMBER, CHANNELS and ROW
+        after_by_start = (0.0, 0.0, last_bytes, last_bytes)
+        bytes_after = dict[str, float]()
+        for segment in reversed(segments):
+            bytes_after[segment.end] = after_by_start[NUMBER]
+            of_row = segment.weight_bytes + after_by_start[segment.from_row]
+            after_by_start = (0.0, after_by_start[segment.from_number], of_row, of_row)
+        return bytes_after
+
+    def _segments(self, weights: Collection[str]) -> tuple[list["_Segment"], float]:
+        """Return the parts of the graph between bottlenecks, and the weight bytes after the last.
+
+        Only weights count with which each row (or the channels of a pixel) of a segment's start is
+        multiplied.
+        """
+        segments = list[_Segment]()
+        weight_bytes = 0.0
+        bottlenecks = self._bottlenecks()
         from_number = dict[str, int]()
-        from_row_of = dict[str, int]()
+        from_row = dict[str, int]()
         last_reader = {name: node for node in self.graph.nodes for name in node.inputs}
         for node in self.graph.nodes:
             name = node.output
             weight = "".join(node.inputs[1:2])
-            meets_all = from_row_of.get(node.inputs[0]) == (
-                CHANNELS if node.name in self.windows else ROW
-            )
+            needed_spread = CHANNELS if node.name in self.windows else ROW
+            meets_all = from_row.get(node.inputs[0]) == needed_spread
             if meets_all and weight in weights and last_reader[weight] is node:
                 kind = self.graph.types[weight]
-                size += kind.data_bytes * self._weight_share(node)
+                weight_bytes += kind.data_bytes * self._weight_share(node)
             from_number[name] = self._spread(node, from_number)
-            from_row_of[name] = self._spread(node, from_row_of)
-            if name in passed:
-                segments.append((name, size, from_number[name], from_row_of[name]))
-                widest = CHANNELS if len(self.graph.types[name].shape) == 4 else ROW
+            from_row[name] = self._spread(node, from_row)
+            if name in bottlenecks:
+                segments.append(_Segment(name, weight_bytes, from_number[name], from_row[name]))
+                # the next segment begins with a single number of this tensor, or with a row
+                is_image = len(self.graph.types[name].shape) == 4
                 from_number = {name: NUMBER}
-                from_row_of = {name: widest}
-                size = 0.0
-        after_by_start = (0.0, 0.0, size, size)
-        bytes_after = dict[str, float]()
-        for name, size, from_one, from_row in reversed(segments):
-            bytes_after[name] = after_by_start[NUMBER]
-            of_row = size + after_by_start[from_row]
-            after_by_start = (0.0, after_by_start[from_one], of_row, of_row)
-        return bytes_after
+                from_row = {name: CHANNELS if is_image else ROW}
+                weight_bytes = 0.0
+        return segments, weight_bytes
 
     def _bottlenecks(self) -> set[str]:
         """Return tensors needed whole; after each of them, no tensor made before it is read."""
         last_read = {name: at for at, node in enumerate(self.graph.nodes) for name in node.inputs}
         last_read |= dict.fromkeys(self.graph.outputs, len(self.graph.nodes))
-        passed = set[str]()
+        bottlenecks = set[str]()
         live = set(self.graph.inputs)
         for at, node in enumerate(self.graph.nodes):
             live.update(self.varies.intersection(node.outputs))
             # tensors that some later node still reads
             live = {name for name in live if last_read.get(name, -1) > at}
             if live == {node.output} and self.is_whole(node.output):
-                passed.add(node.output)
-        return passed
+                bottlenecks.add(node.output)
+        return bottlenecks
 
-    def _spread(self, node: Node, given: Mapping[str, int]) -> int:
+    def _spread(self, node: Node, inputs_given: Mapping[str, int]) -> int:
         """Return how much of a node's result depends, at least, on given parts of its inputs.
 
-        `given` holds for each input 0 (nothing), `NUMBER`, `CHANNELS` (all those of a pixel) or
-        `ROW` (along the last axis); the result is one of these, too. `NUMBER` stands for a single
-        number at an unknown place. A convolution without groups turns a number into
+        `inputs_given` holds for each input 0 (nothing), `NUMBER`, `CHANNELS` (all those of a pixel)
+        or `ROW` (along the last axis); the result is one of these, too. `NUMBER` stands for a
+        single number at an unknown place. A convolution without groups turns a number into
         `CHANNELS`: each of its filters multiplies that number.
         """
         if len(node.outputs) > 1 or not self.is_whole(node.output):
             return 0
-        spread = max((given.get(name, 0) for name in self.whole(node)), default=0)
+        spread = max((inputs_given.get(name, 0) for name in self.whole(node)), default=0)
         if not spread:
             return 0
         if node.name in self.windows and not node.has("pooling") and node.attr("groups", 1) == 1:
             return CHANNELS
-        if node.op in PRODUCTS and given.get(node.inputs[0]) and not node.attr("trans_a", False):
+        if (
+            node.op in PRODUCTS
+            and inputs_given.get(node.inputs[0])
+            and not node.attr("trans_a", False)
+        ):
             return ROW
         if node.op == "reshape" and spread > NUMBER:  # of a single pixel, or row
             in_shape, out_shape = (
@@ -434,11 +479,11 @@ class Needs:
                 and max(map(prod, (in_shape[2:], out_shape[2:]))) < 2
             ):
                 return CHANNELS if len(out_shape) == 4 else ROW
-        keeps = (
+        keeps_spread = (
             node.has("pointwise", "broadcasts", "pooling", "image fold")
             or node.name in self.windows
         )
-        return spread if keeps else NUMBER
+        return spread if keeps_spread else NUMBER
 
     def _weight_share(self, node: Node) -> float:
         """Return the share of a node's weights with which each row that it reads is multiplied.
@@ -454,8 +499,8 @@ class Needs:
         )
 
 
-def _reshaped(out: Masks, shape: Sequence[int], given: Sequence[int]) -> Masks:
-    """Return masks of the input of a reshape, of shape `given`, for masks `out` of its result.
+def _reshaped(out: Masks, out_shape: Sequence[int], in_shape: Sequence[int]) -> Masks:
+    """Return masks of the input of a reshape, of shape `in_shape`, for masks `out` of its result.
 
     Axes are treated in the shortest runs with equally many elements: (6, 4) -> (2, 3, 4) has runs
     (6) -> (2, 3) and (4) -> (4). Within a run, the needed elements of the result need not be a
@@ -463,7 +508,7 @@ def _reshaped(out: Masks, shape: Sequence[int], given: Sequence[int]) -> Masks:
     """
     masks: list[Mask] = []
     axis = 0
-    for run in _runs(given, shape):
+    for run in _runs(in_shape, out_shape):
         count = len(run[1])
         flat = np.ones(1, bool)
         for size, mask in zip(run[1], out[axis : axis + count], strict=True):
@@ -499,5 +544,5 @@ def _runs(
         yield in_shape[i_start:i], out_shape[j_start:j]
 
 
-def _up(size: int, unit: int) -> int:
+def _ceil_div(size: int, unit: int) -> int:
     return -(-size // unit)

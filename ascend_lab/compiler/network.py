@@ -130,11 +130,10 @@ class NetworkTimeline:
     @property
     def kernels(self) -> int:
         """Number of operators that run on the NPU: kernels, and AIPP, the core's image loader."""
-        cpu_timelines = (
-            t for t in (op.timeline for op in self.operators) if isinstance(t, CpuTimeline)
-        )
+        timelines = [op.timeline for op in self.operators]
+        on_ai_cpu = [t for t in timelines if isinstance(t, CpuTimeline) and t.engine != AIPP]
         # 10 operators, one on the AI CPU and one on AIPP: 9
-        return len(self.operators) - sum(t.engine != AIPP for t in cpu_timelines)
+        return len(timelines) - len(on_ai_cpu)
 
     @property
     def ai_cpu_s(self) -> float:
@@ -180,14 +179,11 @@ def simulate_graph(
     first: Start = "cold",
     hints: bool = True,
 ) -> NetworkTimeline:
-    """Return the times of a compiled network, with activations at the addresses of `plan`.
-
-    Without a plan, `plan_network` makes one.
+    """Return the times of a compiled network with memory as in `plan`, or in a default plan.
 
     L2 starts empty, or with the inputs `written` just before, in this order. A part of a network
-    sets two more: `passed` names the outputs that later parts read, and `first` is how the first
-    kernel starts, "queued" if another part ran before. Without `hints` the cache is not told when a
-    tensor is read for the last time.
+    sets two more: `passed` names the outputs that later parts read, `first` is how the first kernel
+    starts. Without `hints` the cache is not told when a tensor is read for the last time.
     """
     chip = compiled.chip
     times = list[OperatorTime]()
@@ -204,14 +200,13 @@ def simulate_graph(
         # nothing can be fetched ahead of the first kernel: there is no time before it
         if prefetch and times:
             prefetch.before(task, l2, start_cycles(chip, start))
-        title = task.op
         if isinstance(kernel, CpuKernel):
-            title = f"{title} on the {kernel.engine}"
+            title = f"{task.op} on the {kernel.engine}"
             timeline: sim.KernelTimeline = time_cpu(kernel, chip, memory)
         else:
-            timeline = _with_start(
-                task, sim.simulate_kernel(kernel, chip, memory), start, mix_starters
-            )
+            title = task.op
+            started_cold = sim.simulate_kernel(kernel, chip, memory)
+            timeline = _with_start(task, started_cold, start, mix_starters)
         times.append(OperatorTime(task.name, title, timeline))
         if prefetch:
             prefetch.after(task, kernel, timeline)
@@ -259,7 +254,11 @@ def _start_of_kernels(compiled: Compiled, first: Start) -> dict[str, Start]:
         units = last_units if scope is None else sim.units_of(kernel, compiled.chip)
         # two types of cores in each of the two kernels: 2 + 2
         kind_count = len(units) + len(last_units)
-        barrier: Start = "both" if kind_count > 3 else "across" if units != last_units else "inside"
+        barrier: Start = "inside"
+        if kind_count > 3:
+            barrier = "both"
+        elif units != last_units:
+            barrier = "across"
         starts[task.name] = barrier if scope is not None and scope == last_scope else start
         start = "queued"
         last_scope = scope
@@ -360,6 +359,7 @@ def _metadata_event(name: str, tid: int, value: str) -> dict[str, Any]:
 
 
 def _work_event(name: str, start: float, length: float, tid: int, args: Any) -> dict[str, Any]:
+    """Return the event of a bar in row `tid` of the trace; start and length are microseconds."""
     return {
         "name": name,
         "ph": "X",

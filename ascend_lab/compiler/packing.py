@@ -5,11 +5,11 @@ rectangles that share an offset. OR-tools is optional (`pip install ascend-lab[e
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from ascend_lab.compiler.buffers import Buffer, Offsets
+from ascend_lab.compiler.buffers import Buffer, Offsets, Rectangle
 
 
 def cpsat_available() -> bool:
@@ -33,27 +33,11 @@ def pack_cpsat(
     rectangles = [(b, r) for b in filled for r in b.rectangles]
     unit = _common_unit_bytes(filled)
     rows = capacity_bytes // unit
-    times = sorted({t for _, r in rectangles for t in (r.lower, r.upper)})
-    section = {t: k for k, t in enumerate(times)}
     model = cp_model.CpModel()
     starts = _start_variables(model, filled, rows, unit)
     if starts is None:
         return None
-    spans = []
-    lives = []
-    widths = []
-    for number, (b, r) in enumerate(rectangles):
-        name = f"{b.id} {number}"
-        size = r.size_bytes // unit
-        width = section[r.upper] - section[r.lower]
-        begin = starts[b.id] + r.first // unit
-        spans.append(model.new_fixed_size_interval_var(begin, size, f"{name} space"))
-        lives.append(model.new_fixed_size_interval_var(section[r.lower], width, f"{name} time"))
-        widths.append(width)
-    model.add_no_overlap_2d(spans, lives)
-    # at no address are the lifetimes together longer than the total time: this follows from the
-    # line above, but the solver is far slower without it
-    model.add_cumulative(spans, widths, len(section) - 1)
+    _forbid_overlaps(model, rectangles, starts, unit)
     solver = cp_model.CpSolver()
     # several threads would race, and the plan would differ from run to run
     solver.parameters.num_workers = 1
@@ -65,6 +49,35 @@ def pack_cpsat(
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise TimeoutError(f"no answer within {time_limit_s} s")
     return offsets | {name: solver.value(at) * unit for name, at in starts.items()}
+
+
+def _forbid_overlaps(
+    model: Any,
+    rectangles: Sequence[tuple[Buffer, Rectangle]],
+    starts: Mapping[Hashable, Any],
+    unit: int,
+) -> None:
+    """Add the constraint that no two rectangles share an address at the same time."""
+    times = sorted({t for _, r in rectangles for t in (r.lower, r.upper)})
+    # between two times at which anything is born or dies nothing changes: time 3 of 0, 10, 40, 90
+    # stands for 90
+    index_of_time = {time: index for index, time in enumerate(times)}
+    spans = []
+    lives = []
+    widths = []
+    for number, (b, r) in enumerate(rectangles):
+        name = f"{b.id} {number}"
+        size = r.size_bytes // unit
+        birth = index_of_time[r.lower]
+        width = index_of_time[r.upper] - birth
+        begin = starts[b.id] + r.first // unit
+        spans.append(model.new_fixed_size_interval_var(begin, size, f"{name} space"))
+        lives.append(model.new_fixed_size_interval_var(birth, width, f"{name} time"))
+        widths.append(width)
+    model.add_no_overlap_2d(spans, lives)
+    # at no address are the lifetimes together longer than the total time: this follows from the
+    # line above, but the solver is far slower without it
+    model.add_cumulative(spans, widths, len(times) - 1)
 
 
 def _start_variables(
@@ -80,10 +93,12 @@ def _start_variables(
         size = b.size_bytes // unit
         step = max(b.alignment_bytes // unit, 1)
         last_step = (rows - size) // step
-        fixed = None if b.offset is None else b.offset // unit // step
-        if size > rows or (fixed is not None and fixed > last_step):
+        given_step = None if b.offset is None else b.offset // unit // step
+        if size > rows or (given_step is not None and given_step > last_step):
             return None
-        steps = model.new_int_var(fixed or 0, last_step if fixed is None else fixed, f"{b.id}")
+        steps = model.new_int_var(
+            given_step or 0, last_step if given_step is None else given_step, f"{b.id}"
+        )
         starts[b.id] = steps * step
     return starts
 
@@ -98,5 +113,5 @@ def _common_unit_bytes(buffers: Sequence[Buffer]) -> int:
     for b in buffers:
         windows = [bound for r in b.rectangles for bound in (r.first, r.last)]
         unit = math.gcd(unit, b.size_bytes, b.offset or 0, *windows)
-    asked = [b.alignment_bytes for b in buffers if b.alignment_bytes > 1]
-    return math.gcd(unit, *asked)
+    alignments = [b.alignment_bytes for b in buffers if b.alignment_bytes > 1]
+    return math.gcd(unit, *alignments)

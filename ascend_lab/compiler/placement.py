@@ -39,6 +39,7 @@ from ascend_lab.machine.sim.l2 import L2, Access, Scratch
 from ascend_lab.operators.ops.slicing import Range
 
 ALIGNMENT_BYTES = 512
+"""Addresses of tensors are multiples of this number."""
 
 
 # -- live bytes, before anything is compiled -------------------------------------------------------
@@ -218,11 +219,11 @@ def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
 def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, tuple[int, int]]:
     """Return (address, bytes) of every tensor: activations at `offsets`, then constants."""
     places = {str(b.id): (offsets[b.id], b.size_bytes) for b in buffers_of(compiled)}
-    end_address = max((address + size for address, size in places.values()), default=0)
+    next_address = max((address + size for address, size in places.values()), default=0)
     for name, size in constant_bytes(compiled).items():
-        end_address = memory.aligned(end_address, ALIGNMENT_BYTES)
-        places[name] = (end_address, size)
-        end_address += size
+        next_address = memory.aligned(next_address, ALIGNMENT_BYTES)
+        places[name] = (next_address, size)
+        next_address += size
     for name, alias in aliases_of(compiled).items():
         if alias.owner in places:
             address = places[alias.owner][0] + alias.offset_bytes
@@ -232,9 +233,11 @@ def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, 
 
 # -- in L2 -----------------------------------------------------------------------------------------
 PAGE_BYTES = 128 * 1024
+"""Unit in which a buffer's space is given out: 300 KiB take three pages."""
 MAX_BUFFER_TENSORS = 8
 """Largest number of tensors that a buffer holds."""
 Places = Mapping[str, tuple[int, int]]
+"""(address, bytes) by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ that fit memory, because every tile computes its halo again.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 from ascend_lab.compiler.draft import Draft, given_attrs
 from ascend_lab.compiler.ir import Graph, Node, operator_of, pixels, rules_of, verify
@@ -52,18 +52,18 @@ def hull(ranges: Iterable[Range]) -> Range:
 class Walk:
     """One piece of the outputs, and everything it needs.
 
-    axes      the axis along which each tensor is cut; tensors without one are read whole
-    wanted    the ranges of the outputs
-    need      the range of every tensor
-    parts     how every node is cut
+    axes            the axis along which each tensor is cut; tensors without one are read whole
+    output_ranges   the ranges of the outputs
+    need            the range of every tensor
+    parts           how every node is cut
     """
 
     axes: Mapping[str, int]
-    wanted: Mapping[str, Range]
+    output_ranges: Mapping[str, Range]
     need: Mapping[str, Range]
     parts: Mapping[str, Cut]
 
-    def own(self, name: str, span: Range) -> Range:
+    def within_piece(self, name: str, span: Range) -> Range:
         """Return a range of a tensor, counted from the first entry of the piece's range."""
         return span[0] - self.need[name][0], span[1] - self.need[name][0]
 
@@ -72,9 +72,11 @@ class Walk:
         return self.need[name][1] - self.need[name][0]
 
 
-def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[str, Range]) -> Walk:
+def walk(
+    graph: Graph, rules: Rules, axes: Mapping[str, int], output_ranges: Mapping[str, Range]
+) -> Walk:
     """Return what these ranges of the outputs need; raise `ShapeError` if it is only padding."""
-    need = dict(wanted)
+    need = dict(output_ranges)
     parts = {}
     # backward: all readers of a tensor have said which range they need before its writer is cut
     for node in reversed(graph.nodes):
@@ -85,7 +87,7 @@ def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[st
             if axes.get(name) in ranges:
                 # two readers of a tensor: the piece has the hull of both ranges
                 need[name] = hull(r for r in (need.get(name), ranges[axes[name]]) if r)
-    return Walk(axes, wanted, need, parts)
+    return Walk(axes, output_ranges, need, parts)
 
 
 def cut_node(
@@ -122,10 +124,14 @@ def tile_key(graph: Graph, walked: Walk, axis: int) -> object:
     for node in graph.nodes:
         node_cut = walked.parts[node.name]
         reads = zip(node.inputs, node_cut.ranges, strict=True)
-        reads_inside = tuple(walked.own(n, r[axis]) for n, r in reads if axis in r)
+        reads_inside = tuple(walked.within_piece(n, r[axis]) for n, r in reads if axis in r)
         nodes.append((repr(sorted(node_cut.attrs.items())), reads_inside))
     widths = tuple(map(walked.width, walked.need))
-    return tuple(nodes), widths, tuple(walked.own(n, r) for n, r in walked.wanted.items())
+    return (
+        tuple(nodes),
+        widths,
+        tuple(walked.within_piece(n, r) for n, r in walked.output_ranges.items()),
+    )
 
 
 def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
@@ -135,6 +141,12 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
     different ranges of a tensor, a `slice` cuts out what each needs.
     """
     draft = Draft(graph, nodes=())
+
+    def part(tensor: str, row_range: Range, column_range: Range) -> str:
+        tile_rows = rows.within_piece(tensor, row_range)
+        tile_columns = cols.within_piece(tensor, column_range)
+        return _part(draft, tensor, tile_rows, tile_columns)
+
     for tensor in rows.need:
         kind = graph.types[tensor]
         sizes = (*kind.shape[:2], rows.width(tensor), cols.width(tensor))
@@ -148,18 +160,14 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
         # the node's rules for columns, after its rows have been cut
         rules = operator_of(node.op).slice_rules(shapes, by_rows.attrs)
         by_columns = cut(rules, shapes, by_rows.attrs, COLUMNS, cols.need[node.output])
-        reads = tuple(
-            _part(draft, tensor, rows.own(tensor, r[ROWS]), cols.own(tensor, c[COLUMNS]))
-            if ROWS in r
-            else tensor
-            for tensor, r, c in zip(node.inputs, by_rows.ranges, by_columns.ranges, strict=True)
-        )
-        tile_node = replace(node, inputs=reads, attrs=given_attrs(node.op, dict(by_columns.attrs)))
+        reads = list[str]()
+        for tensor, r, c in zip(node.inputs, by_rows.ranges, by_columns.ranges, strict=True):
+            is_cut = ROWS in r
+            reads.append(part(tensor, r[ROWS], c[COLUMNS]) if is_cut else tensor)
+        attrs = given_attrs(node.op, dict(by_columns.attrs))
+        tile_node = replace(node, inputs=tuple(reads), attrs=attrs)
         draft.put(tile_node, *(draft.types[n] for n in node.outputs))
-    outs = tuple(
-        _part(draft, n, rows.own(n, rows.wanted[n]), cols.own(n, cols.wanted[n]))
-        for n in graph.outputs
-    )
+    outs = tuple(part(n, rows.output_ranges[n], cols.output_ranges[n]) for n in graph.outputs)
     read = {n for node in draft.nodes.values() for n in node.inputs} | set(outs)
     constants = {n: c for n, c in graph.constants.items() if n in read}
     nodes = tuple(draft.nodes.values())
@@ -190,7 +198,10 @@ Box = tuple[Range, Range]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One tile: its graph, and the rows and columns that it reads and writes of each image."""
+    """One tile: the rows and columns that it reads and writes of each image.
+
+    `kind` is the index of its graph in `Step.kinds`.
+    """
 
     kind: int
     reads: Mapping[str, Box]
@@ -235,19 +246,20 @@ def whole_inputs(graph: Graph, node: Node) -> set[str]:
 
 
 class Grid:
-    """The possible grids of tiles for a graph, and which of them fit into `room` bytes.
+    """The possible grids of tiles for a graph, and which of them fit into `limit_bytes`.
 
-    `pixels` limits the pixels of a feature map that one convolution writes; None: any number.
+    `max_pixels` limits the pixels of a feature map that one convolution writes; None: any number.
+    `max_counts` are the rows and columns of tiles of the finest grid.
     """
 
-    def __init__(self, graph: Graph, room: int, pixels: int | None) -> None:
+    def __init__(self, graph: Graph, limit_bytes: int, max_pixels: int | None) -> None:
         self.graph = graph
-        self.room = room
-        self.pixels = pixels
+        self.limit_bytes = limit_bytes
+        self.max_pixels = max_pixels
         self.rules = all_rules(graph)
         shapes = [graph.types[n].shape for n in graph.outputs]
         axes = (ROWS, COLUMNS)
-        self.most = [len(self.bounds(a, max(s[a] for s in shapes))) for a in axes]
+        self.max_counts = [len(self.bounds(a, max(s[a] for s in shapes))) for a in axes]
         self.cache: dict[tuple[int, int], Walk | None] = {}
 
     def bounds(self, axis: int, count: int) -> list[dict[str, Range]]:
@@ -265,14 +277,15 @@ class Grid:
         units = max(-(-size[n] // grain[n]) for n in names)
         step = -(-units // count)
         inner = [u for u in range(step, units, step) if all(u * grain[n] < size[n] for n in names)]
+        cuts = [0, *inner, units]
         return [
-            {n: (low * grain[n], size[n] if high is None else high * grain[n]) for n in names}
-            for low, high in zip([0, *inner], [*inner, None], strict=True)
+            {n: (low * grain[n], min(high * grain[n], size[n])) for n in names}
+            for low, high in pairwise(cuts)
         ]
 
-    def walk(self, axis: int, wanted: Mapping[str, Range]) -> Walk:
+    def walk(self, axis: int, output_ranges: Mapping[str, Range]) -> Walk:
         """Return the walk of a tile along an axis."""
-        return walk(self.graph, self.rules, dict.fromkeys(self.graph.types, axis), wanted)
+        return walk(self.graph, self.rules, dict.fromkeys(self.graph.types, axis), output_ranges)
 
     def largest(self, axis: int, count: int) -> Walk | None:
         """Return the largest of about `count` tiles along an axis; None if they cannot be cut."""
@@ -296,41 +309,46 @@ class Grid:
 
     def smallest(self) -> int:
         """Return the bytes of a tile of the finest grid, or more than fit if there is none."""
-        tile = self.tile(*self.most)
-        return max(live_bytes(tile)) if tile else self.room + 1
+        tile = self.tile(*self.max_counts)
+        return max(live_bytes(tile)) if tile else self.limit_bytes + 1
 
     def fits(self, rows: int, cols: int) -> bool:
         """Tell whether the tiles of a grid fit into memory, and their results into kernels."""
         tile = self.tile(rows, cols)
-        if tile is None or max(live_bytes(tile)) > self.room:
+        if tile is None or max(live_bytes(tile)) > self.limit_bytes:
             return False
-        return not self.pixels or max(pixels(tile, n) for n in tile.nodes) <= self.pixels
+        return not self.max_pixels or max(pixels(tile, n) for n in tile.nodes) <= self.max_pixels
 
     def least(self) -> Step | None:
         """Return the grid with the fewest tiles that fit; of several, that with the least halo."""
-        best = self.most[0] * self.most[1] + 1
+        best = self.max_counts[0] * self.max_counts[1] + 1
         grids = list[tuple[int, int]]()
-        rows = 1 if self.fits(*self.most) else best
-        while rows <= min(self.most[0], best):
+        rows = 1 if self.fits(*self.max_counts) else best
+        while rows <= min(self.max_counts[0], best):
             # more columns than this would make more tiles than the best grid so far
-            cols = self.columns(rows, min(self.most[1], best // rows))
+            cols = self.columns(rows, min(self.max_counts[1], best // rows))
             if cols and rows * cols <= best:
                 grids = [g for g in grids if g[0] * g[1] == rows * cols] + [(rows, cols)]
                 best = rows * cols
             # beyond 8 rows the steps grow by an eighth, to try fewer grids
             rows = max(rows + 1, rows * 9 // 8)
-        high, wide = self.most
-        # of equal grids, take the one with most rows of tiles: a tile's rows are then longer runs
-        # length of all borders, in units of the finest grid: 2 x 3 tiles have less halo than 1 x 6
-        borders = {g: (g[0] * wide + g[1] * high, -g[0]) for g in grids}
-        return self.step(*min(grids, key=borders.__getitem__)) if grids else None
+        if not grids:
+            return None
+        max_rows, max_columns = self.max_counts
 
-    def columns(self, rows: int, most: int) -> int:
-        """Return the fewest columns that fit with `rows` rows of tiles, at most `most`; else 0."""
+        def halo(grid: tuple[int, int]) -> tuple[int, int]:
+            # the length of all borders, in units of the finest grid: 2 x 3 tiles have less halo
+            # than 1 x 6; of equal grids the one with most rows, as its tiles have longer rows
+            return grid[0] * max_columns + grid[1] * max_rows, -grid[0]
+
+        return self.step(*min(grids, key=halo))
+
+    def columns(self, rows: int, max_columns: int) -> int:
+        """Return the fewest columns that fit with `rows` rows of tiles; 0 beyond `max_columns`."""
         low = 1
-        high = most
+        high = max_columns
         # more columns are smaller tiles, which fit if larger ones do: bisection is right
-        if most < 1 or not self.fits(rows, most):
+        if max_columns < 1 or not self.fits(rows, max_columns):
             return 0
         while low < high:
             middle = (low + high) // 2
@@ -345,7 +363,7 @@ class Grid:
         kind_of: dict[object, int] = {}
         keyed_walks = []
         for axis, count in ((ROWS, rows), (COLUMNS, cols)):
-            walks = [self.walk(axis, wanted) for wanted in self.bounds(axis, count)]
+            walks = [self.walk(axis, output_ranges) for output_ranges in self.bounds(axis, count)]
             keyed_walks.append([(w, tile_key(graph, w, axis)) for w in walks])
         for (row, row_key), (col, col_key) in product(*keyed_walks):
             key = (row_key, col_key)
@@ -354,6 +372,6 @@ class Grid:
                 name = f"{graph.name}.tile{len(kinds)}"
                 kinds.append(verify(tile_graph_of(graph, row, col, name)))
             reads = {n: (row.need[n], col.need[n]) for n in graph.inputs if n in row.need}
-            writes = {n: (row.wanted[n], col.wanted[n]) for n in graph.outputs}
+            writes = {n: (row.output_ranges[n], col.output_ranges[n]) for n in graph.outputs}
             tiles.append(Tile(kind_of[key], reads, writes))
         return Step(graph, tuple(kinds), tuple(tiles))

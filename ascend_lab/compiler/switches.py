@@ -51,6 +51,7 @@ def parse_switches(text: str) -> Switches:
 
 
 def _from_json(text: str) -> Switches:
+    """Return the switches of the JSON form; raise `InputError` for any other document."""
     document = limits.json_of(text, FORM, "correct the JSON")
     scopes = document.get("Switch") if isinstance(document, dict) else None
     if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
@@ -69,6 +70,7 @@ def _from_json(text: str) -> Switches:
 
 
 def _from_lines(text: str) -> Switches:
+    """Return the switches of lines such as SoftmaxFusionPass:off; # begins a remark."""
     named: dict[tuple[str, str], bool] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):

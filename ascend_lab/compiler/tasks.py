@@ -11,7 +11,7 @@ the AI CPU. It reads and writes through L2 as kernels do, but a hit in L2 makes 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import ModuleType
@@ -83,9 +83,12 @@ class CpuTimeline(sim.KernelTimeline):
     @property
     def launch_cycles(self) -> int:
         """Cycles until the AI CPU starts; 0 for AIPP, the core's image loader."""
-        # AIPP, the loader of images, is part of the core: no launch
-        launch_s = self.chip.ai_cpu_overhead_s * (self.engine == AI_CPU)
-        return round((self.seconds[0] if self.seconds else launch_s) * self.chip.clock_hz)
+        launch_s = 0.0  # of AIPP, which is part of the core
+        if self.seconds is not None:
+            launch_s = self.seconds[0]
+        elif self.engine == AI_CPU:
+            launch_s = self.chip.ai_cpu_overhead_s
+        return round(launch_s * self.chip.clock_hz)
 
     @property
     def busy_cycles(self) -> Mapping[str, int]:
@@ -128,45 +131,64 @@ def on_ai_cpu(piece: Piece, chip: Chip, error: errors.AscendLabError) -> Lowered
     lacks_ai_cpu = engine == AI_CPU and not chip.ai_cpu_rate_bytes_per_s
     if is_fault or lacks_bf16 or lacks_ai_cpu or (node.op in CUBE_OPS and not is_int32_product):
         raise error
-    reads, writes = (
-        tuple(
-            Buffer(name, "GM", types[name].dtype, math.prod(types[name].stored_shape))
-            for name in names
-            if types[name].elements
-        )
-        for names in (piece.graph.inputs, piece.graph.outputs)
+    kernel = CpuKernel(
+        f"{node.op} on the {engine}",
+        (),
+        reads=_buffers(types, piece.graph.inputs),
+        writes=_buffers(types, piece.graph.outputs),
+        factor_bytes=_factor_bytes(piece) if is_int32_product else 0,
+        reason=str(error),
+        engine=engine,
     )
-    factors = 0
-    if is_int32_product:  # both factors of all multiplications
-        x, weight = (types[name] for name in node.inputs[:2])
-        # multiplications per result: Ci * Kh * Kw of a convolution, K of a product
-        depth = math.prod(weight.shape[1:])
-        if node.op in PRODUCTS:
-            depth = x.shape[-2 if node.attr("trans_a", False) else -1]
-        pair_bytes = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
-        factors = piece.output.elements * depth * pair_bytes
-    title = f"{node.op} on the {engine}"
-    return Lowered(CpuKernel(title, (), reads, writes, factors, str(error), engine))
+    return Lowered(kernel)
+
+
+def _buffers(types: Mapping[str, ir.TensorType], names: Iterable[str]) -> tuple[Buffer, ...]:
+    """Return buffers in global memory for the tensors that are not empty."""
+    return tuple(
+        Buffer(name, "GM", types[name].dtype, math.prod(types[name].stored_shape))
+        for name in names
+        if types[name].elements
+    )
+
+
+def _factor_bytes(piece: Piece) -> int:
+    """Return the bytes of both factors of all multiplications of a product or convolution."""
+    node = piece.graph.nodes[0]
+    x, weight = (piece.type(name) for name in node.inputs[:2])
+    # multiplications per result: Ci * Kh * Kw of a convolution, K of a product
+    depth = math.prod(weight.shape[1:])
+    if node.op in PRODUCTS:
+        depth = x.shape[-2 if node.attr("trans_a", False) else -1]
+    pair_bytes = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
+    return piece.output.elements * depth * pair_bytes
 
 
 def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) -> CpuTimeline:
     """Return the time of an operator on the AI CPU; with `memory` its tensors pass through L2."""
-    memory = memory or DeviceMemory.of(chip)
-    addresses = memory.addresses(kernel.tensors)
+    device_memory = memory or DeviceMemory.of(chip)
+    addresses = device_memory.addresses(kernel.tensors)
     accesses = [Access(b.name, addresses[b.name], b.size_bytes) for b in kernel.reads]
     accesses += [
         Access(b.name, addresses[b.name], b.size_bytes, is_write=True) for b in kernel.writes
     ]
-    outcome = memory.l2.touch(accesses)
-    read_bytes, written_bytes = (
-        sum(b.size_bytes for b in buffers) for buffers in (kernel.reads, kernel.writes)
-    )
+    outcome = device_memory.l2.touch(accesses)
+    read_bytes = sum(b.size_bytes for b in kernel.reads)
+    written_bytes = sum(b.size_bytes for b in kernel.writes)
     hit_bytes = sum(b.size_bytes * outcome.hits.get(b.name, 0.0) for b in kernel.reads)
     # hits stay inside the chip; dirty lines that the tensors evict go to memory
-    from_memory = read_bytes - round(hit_bytes) + outcome.write_back_bytes
-    hit_rate = hit_bytes / read_bytes if read_bytes else 0.0
-    traffic = (read_bytes, written_bytes, kernel.factor_bytes, from_memory)
-    return CpuTimeline(kernel.name, chip, (), *traffic, hit_rate, kernel.engine)
+    memory_bytes = read_bytes - round(hit_bytes) + outcome.write_back_bytes
+    return CpuTimeline(
+        kernel.name,
+        chip,
+        (),
+        read_bytes=read_bytes,
+        written_bytes=written_bytes,
+        factor_bytes=kernel.factor_bytes,
+        memory_bytes=memory_bytes,
+        l2_hit_rate=hit_bytes / read_bytes if read_bytes else 0.0,
+        engine=kernel.engine,
+    )
 
 
 # -- tasks in order --------------------------------------------------------------------------------
@@ -235,6 +257,7 @@ def compile_tasks(
 
 
 def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -> Task:
+    """Return the task of a group: a view, a kernel, or a single operator on the AI CPU."""
     piece = lowering.piece_of(graph, group)
     lowered = None
     # a view needs no kernel
@@ -284,8 +307,8 @@ def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False
     price = _priced_start(piece, chip, start)
     cycles, mix_cycles = _cycles(piece, chip, _dependencies(piece), warm, price)
     # inside a super kernel a mix kernel starts with a barrier over "both" types of cores
-    start = "both" if start == "across" and mix_cycles else start
-    return cycles + start_cycles(chip, start, mix_cycles)
+    barrier: Start = "both" if start == "across" and mix_cycles else start
+    return cycles + start_cycles(chip, barrier, mix_cycles)
 
 
 def _priced_start(piece: Piece, chip: Chip, start: Start) -> Start:
@@ -319,6 +342,8 @@ def _lowered(
     dependencies: Dependencies,
     start: Start,
 ) -> Lowered:
+    """Return the kernel of a piece; raise `GraphError` if it stores a tensor in another layout."""
+
     def cached(other_piece: Piece) -> Lowered:
         return _lowered(other_piece, chip, choice, dependencies, start)
 
@@ -338,6 +363,7 @@ def _lowered(
 def _cycles(
     piece: Piece, chip: Chip, dependencies: Dependencies, warm: bool, start: Start
 ) -> tuple[int, int]:
+    """Return a kernel's cycles, and those that a launch on cube and vector cores adds."""
     lowered = _lowered(piece, chip, None, dependencies, start)
     memory = None
     if warm and lowered.near is not None:

@@ -83,6 +83,7 @@ class _LineReader:
         self.nodes: list[ir.Node] = []
 
     def types(self, text: str) -> tuple[str, ...]:
+        """Enter the types of "x: fp16[1, 8], y: int32[4]"; return the names."""
         names = []
         for quoted, dtype, sizes, layout in _TYPED.findall(text):
             name = _unquoted(quoted)
@@ -94,6 +95,7 @@ class _LineReader:
         return tuple(names)
 
     def line(self, line: str) -> None:
+        """Read a line: enter the tensors that it declares, and its constant or node."""
         match = _LINE.match(line)
         if match is None:
             raise ValueError("write name: type[shape] = ...")
@@ -109,6 +111,7 @@ class _LineReader:
         self.nodes.append(ir.Node(_unquoted(node[4]), node[1], _names(node[2]), names, attrs))
 
     def constant(self, name: str, expression: str) -> ir.Data:
+        """Return a constant's data as `ir.to_text` writes them: numbers, fill(...) and so on."""
         kind = formats.numpy_type(self.known[name].dtype)
         shape = self.known[name].shape
         if expression == "data":
@@ -117,11 +120,14 @@ class _LineReader:
             return np.asarray(self.data[name])
         if expression.startswith("["):
             return np.array(json.loads(expression)).astype(kind).reshape(shape)
+        # "seeded(7, 0.1)": the kind of data, and the numbers (7, 0.1)
         kind_name, _, arguments = expression.partition("(")
         numbers = ast.literal_eval(f"({arguments.removesuffix(')')},)")
-        return (
-            ir.Fill(*numbers) if kind_name == "fill" else {"seeded": ir.Seeded}[kind_name](*numbers)
-        )
+        if kind_name == "fill":
+            return ir.Fill(*numbers)
+        if kind_name == "seeded":
+            return ir.Seeded(*numbers)
+        raise KeyError(kind_name)
 
 
 def _attrs(text: str) -> dict[str, Any]:

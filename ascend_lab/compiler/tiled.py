@@ -92,9 +92,9 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
     chosen: list[_Part] = []
     # a network that fits has no large node: nothing is tiled
     for start, end in _runs(graph, large) if large else ():
-        over = [i for i in large if start <= i < end]
-        if over:
-            chosen += _parts(graph, start, end, over, limit_bytes, most_pixels)
+        large_in_run = [i for i in large if start <= i < end]
+        if large_in_run:
+            chosen += _parts(graph, start, end, large_in_run, limit_bytes, most_pixels)
     steps = list[Step]()
     done = 0
     for part in chosen:
@@ -103,7 +103,8 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
     steps += _whole(graph, done, len(graph.nodes))
     # inside a tiled part, what a node needs whole does not count: its tiles do
     inside = {i for part in chosen for i in range(part.start, part.stop)}
-    peaks = [n for i, n in enumerate(live) if i not in inside] + [p.peak_bytes for p in chosen]
+    peaks = [live_at for i, live_at in enumerate(live) if i not in inside]
+    peaks += [part.peak_bytes for part in chosen]
     return Tiled(graph, tuple(steps), limit_bytes, weight_bytes(graph) + max(peaks))
 
 
@@ -152,19 +153,20 @@ class _Part:
 
 
 def _parts(
-    graph: Graph, start: int, end: int, over: Sequence[int], limit: int, pixels: int | None
+    graph: Graph, start: int, end: int, large: Sequence[int], limit: int, pixels: int | None
 ) -> list[_Part]:
     """Return the tiled parts of a run: one for all large nodes, or one for each group of them."""
     # groups of adjacent large nodes: 3, 4, 9 are (3, 4) and (9)
-    firsts = [i for i in over if i - 1 not in over]
-    lasts = [i for i in over if i + 1 not in over]
-    as_one_part = [(start, over[-1], end)]
+    firsts = [i for i in large if i - 1 not in large]
+    lasts = [i for i in large if i + 1 not in large]
+    as_one_part = [(start, large[-1], end)]
     part_per_group = list(zip(firsts, lasts, [*firsts[1:], end], strict=True))
     candidates = list[list[_Part]]()
     problem = None
-    for ends_of_parts in (
-        (as_one_part, part_per_group) if part_per_group != as_one_part else (as_one_part,)
-    ):
+    divisions = [as_one_part]
+    if part_per_group != as_one_part:
+        divisions.append(part_per_group)
+    for ends_of_parts in divisions:
         try:
             candidates.append([_part(graph, *ends, limit, pixels) for ends in ends_of_parts])
         except CapacityError as error:
@@ -227,8 +229,8 @@ def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[
 
     cost = [crossing(stop) for stop in stops]
     # local minima, such as after a pooling; only every n-th of them if there are many
-    low = [stops[i] for i in range(1, len(cost) - 1) if cost[i - 1] > cost[i] <= cost[i + 1]]
-    inner = low[:: -(-len(low) // INNER_ENDS)] if low else []
+    minima = [stops[i] for i in range(1, len(cost) - 1) if cost[i - 1] > cost[i] <= cost[i + 1]]
+    inner = minima[:: -(-len(minima) // INNER_ENDS)] if minima else []
     return sorted({stops[0], *inner, stops[-1]})
 
 

@@ -166,8 +166,9 @@ def _check_int64(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) 
 
 
 def _run_task(
-    task: Task, compiled: Compiled, live: Mapping[str, ir.Values], overflow: Callable[[], None]
+    task: Task, compiled: Compiled, live: Mapping[str, ir.Values], on_overflow: Callable[[], None]
 ) -> dict[str, ir.Values]:
+    """Return what a task writes; call `on_overflow` if its kernel makes infinity of numbers."""
     graph = compiled.graph
     inputs = task.piece.graph.inputs
 
@@ -193,7 +194,7 @@ def _run_task(
         # "x.1" is the input "x" once more, stored in another form
         if buffer.name.partition(".")[0] in inputs:
             tensors[buffer.name] = stored(task.value(buffer.name), buffer.name)
-    memory = sim.execute(kernel, tensors, compiled.chip, overflow=overflow)
+    memory = sim.execute(kernel, tensors, compiled.chip, overflow=on_overflow)
     return {task.value(n): np.asarray(memory[n]).reshape(-1) for n in task.piece.graph.outputs}
 
 

@@ -83,4 +83,4 @@ def beside_of(piece: Piece) -> tuple[Piece, tuple[Node, ...]]:
 def joint_job(piece: Piece, chip: Chip) -> tuple[ConvShape, Epilogue | None, Mapping[str, Form]]:
     """Return what `conv.conv_job` returns, for one convolution or for two that are added."""
     alone, second = beside_of(piece)
-    return conv.conv_job(alone, chip, beside=second)
+    return conv.conv_job(alone, chip, second_nodes=second)

@@ -21,7 +21,7 @@ from ascend_lab.machine.chip import Chip, load_chip
 KIB = 2**10
 CHIP = "Ascend910A"
 
-ALONE = Layouts(assign=partial(assign_layouts, follow=False), joined=False)
+ALONE = Layouts(assign=partial(assign_layouts, follow=False), cancels_conversions=False)
 """Only operators of the cube leave row-major memory, and each pays for its own conversions."""
 STAGES: Mapping[str, Road] = {
     "as the file says": Road(passes=(), layouts=ALONE, fusion=False),

@@ -245,7 +245,9 @@ def _compiler(graph: Graph, chip: Chip) -> Callable[[frozenset[str]], Compiled]:
         road = Road(
             passes.DEFAULT if "rewriting" in on else (),
             dtype="fp16",
-            layouts=Layouts(partial(assign_layouts, follow=layouts_spread), joined=layouts_spread),
+            layouts=Layouts(
+                partial(assign_layouts, follow=layouts_spread), cancels_conversions=layouts_spread
+            ),
             fusion="fusion" in on,
         )
         return road.stages(graph, seen_chip).compiled

@@ -211,7 +211,7 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
 MERGING = "CommonSubexpressionEliminationPass"
 TRAINING = graphs.Road(
     dtype="",
-    apart=(batch_norms_apart, as_convolutions, casts_apart),
+    operator_rewrites=(batch_norms_apart, as_convolutions, casts_apart),
     layouts=Layouts(images_in_blocks),
     ordered=False,
 )
@@ -241,7 +241,7 @@ LONGEST_STAY = 2500
 
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     """Return the kernels of forward and backward; number formats stay as the step states them."""
-    road = replace(TRAINING, layouts=replace(TRAINING.layouts, most_moved=LONGEST_STAY))
+    road = replace(TRAINING, layouts=replace(TRAINING.layouts, max_moved_nodes=LONGEST_STAY))
     front = graphs.front_stages(weights_in_place(step), chip, road)
     return road.kernels(with_early_conversions(front.laid_out), chip)
 

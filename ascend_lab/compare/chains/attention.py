@@ -79,14 +79,14 @@ def as_measured(work: Work) -> Work:
     shared_by = q[-3] // k[-3] if len(q) > 3 and len(k) > 3 else 1
     # 8 heads of q that share keys: 64 queries of them fill a block of 512 rows
     step = max(1, TILE // max(shared_by, 1))  # queries whose heads fill a block of rows
-    computed = 0
+    computed_scores = 0
     # 1024 queries and keys in tiles of 512: queries 0 .. 511 read 512 keys, the others 1024
     for first_query in range(0, queries, step):
         end = min(first_query + step, queries)
         # with more keys than queries the last query sees all keys: the first ones are a cache
-        seen = end + keys - queries
-        computed += (end - first_query) * min(keys, math.ceil(seen / TILE) * TILE)
-    mean = math.ceil(computed / queries)
+        visible_keys = end + keys - queries
+        computed_scores += (end - first_query) * min(keys, math.ceil(visible_keys / TILE) * TILE)
+    mean = math.ceil(computed_scores / queries)
     # the fourth input is the mask that the measured kernel adds
     shapes = (q, (*k[:-2], mean, k[-1]), (*v[:-2], mean, v[-1]), (queries, mean))
     attributes = {word: value for word, value in work.attributes.items() if word != "causal"}
@@ -101,7 +101,7 @@ def is_library(work: Work) -> bool:
     return work.operator == FLASH and work.l2 == "cold"
 
 
-def dealt_cores(work: Work, chip: Chip) -> int:
+def busy_cores(work: Work, chip: Chip) -> int:
     """Return the cores that are busy to the end where blocks of `TILE` rows are dealt whole.
 
     32 blocks on 24 cores take two turns, so that 16 cores would do. Latent heads, whose keys are
@@ -135,9 +135,9 @@ def latent(work: Work) -> Work:
     Source: DeepSeek-AI 2024, "DeepSeek-V2" (multi-head latent attention, weights absorbed).
     """
     _check_count(work, 5)
-    q, q_turned, k, k_turned, v = (_heads_first(work, shape) for shape in work.shapes)
+    q, q_rotary, k, k_rotary, v = (_heads_first(work, shape) for shape in work.shapes)
     # 512 + 64 numbers for q and k, 512 for v
-    shapes = ((*q[:3], q[3] + q_turned[3]), (*k[:3], k[3] + k_turned[3]), v)
+    shapes = ((*q[:3], q[3] + q_rotary[3]), (*k[:3], k[3] + k_rotary[3]), v)
     return replace(work, operator=FLASH, shapes=shapes, dtypes=work.dtypes[:1])
 
 
@@ -169,12 +169,12 @@ def selected_shape(work: Work) -> FlashShape:
     from ascend_lab.operators.kernels.flash_shape import FlashShape, default_scale
 
     _check_count(work, 4)
-    q, _, v, chosen = (_heads_first(work, shape) for shape in work.shapes)
+    q, _, v, key_numbers = (_heads_first(work, shape) for shape in work.shapes)
     batch, heads, queries, depth = q
     return FlashShape(
         batch * queries,
         heads,
-        chosen[3],
+        key_numbers[3],
         depth,
         v[3],
         default_scale(depth),
@@ -204,31 +204,31 @@ def selected(work: Work, chip: Chip) -> Estimate:
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
     shape = selected_shape(work)
-    line = simulate_kernel(flash_kernel(shape, chip), chip, DeviceMemory.of(chip))
+    timeline = simulate_kernel(flash_kernel(shape, chip), chip, DeviceMemory.of(chip))
     row_cycles = gathered_row_cycles(shape, chip)
     # 26 queries on 24 cores: some cores have 2, and these decide
     queries_of_core = math.ceil(shape.batch / chip.core_count)
     rows_of_query = math.ceil(shape.keys / chip.vector_cores_per_core)
     rows_of_tile = math.ceil(min(TILE, shape.keys) / chip.vector_cores_per_core)
-    copies = line.busy_cycles.get("AIV.MTE2", 0) + queries_of_core * rows_of_query * row_cycles
+    copies = timeline.busy_cycles.get("AIV.MTE2", 0) + queries_of_core * rows_of_query * row_cycles
     first_copy_cycles = rows_of_tile * row_cycles + chip.device_memory.latency_cycles
     # whichever of the three takes longest hides the others
-    memory_s = (line.memory_bytes + table_bytes(work)) / chip.device_memory.rate_bytes_per_s
+    memory_s = (timeline.memory_bytes + table_bytes(work)) / chip.device_memory.rate_bytes_per_s
     parts = {
-        "products": (line.cycles + first_copy_cycles) / chip.clock_hz,
+        "products": (timeline.cycles + first_copy_cycles) / chip.clock_hz,
         "gathered rows": copies / chip.clock_hz,
         "memory": memory_s,
     }
     limit = max(parts, key=lambda part: parts[part])
-    start_s = line.task_s - line.cycles / chip.clock_hz
+    start_s = timeline.task_s - timeline.cycles / chip.clock_hz
     model_s = start_s + parts[limit] + moves_s(work, chip)
-    by_host_s = 0.0
+    host_start_s = 0.0
     # a time that is not the kernel's alone contains the host's part of the launch
     if work.timing != "kernel":
-        by_host_s = chip.launch_overhead_s - chip.queued_launch_s
+        host_start_s = chip.launch_overhead_s - chip.queued_launch_s
     marks = ("one kernel: rows gathered beside the products, v as the front of k",)
     bound_s = selected_bound_s(shape, at_peak(chip))
-    return Estimate(model_s + by_host_s, bound_s, limit, {}, marks)
+    return Estimate(model_s + host_start_s, bound_s, limit, {}, marks)
 
 
 def gathered_row_cycles(shape: FlashShape, chip: Chip) -> int:
@@ -242,9 +242,9 @@ def gathered_row_cycles(shape: FlashShape, chip: Chip) -> int:
 
 def table_bytes(work: Work) -> int:
     """Return the bytes of k that come from memory: each row once, if any query selects it."""
-    q, k, _, chosen = (_heads_first(work, shape) for shape in work.shapes)
+    q, k, _, key_numbers = (_heads_first(work, shape) for shape in work.shapes)
     # a table of 1,000 rows of which 64 queries select 32 each: at most all 1,000 are read
-    rows = min(math.prod(k[:3]), q[0] * q[2] * chosen[3])
+    rows = min(math.prod(k[:3]), q[0] * q[2] * key_numbers[3])
     return rows * k[3] * 2
 
 

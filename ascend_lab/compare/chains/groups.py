@@ -86,9 +86,9 @@ def _shape(work: Work, out: str) -> GroupedShape:
         needed = f"{work.operator}: x (rows, k), w (groups, k, n) and the rows of each group"
         raise InputError(needed, f"{work.shapes[:2]}, rows={shown(rows)}", "correct that row")
     (total, k), (groups, *sides) = work.shapes[:2]
-    turned = bool(work.attributes.get("trans_b", False))
+    is_transposed = bool(work.attributes.get("trans_b", False))
     # with trans_b, w is stored as (n, k)
-    depth, columns = sides[::-1] if turned else sides
+    depth, columns = sides[::-1] if is_transposed else sides
     groups_in_row = work.attributes.get("groups", groups)
     if (depth, len(rows), sum(rows), groups_in_row) != (k, groups, total, groups):
         needed = f"{work.operator}: {groups} groups with {total} rows in all, of {depth} numbers"
@@ -231,15 +231,16 @@ def weight_quant(work: Work) -> WideWeights:
         needed = f"{work.operator}: one matrix of weights"
         raise UnsupportedError(needed, str(w), "none is guessed")
     depth, columns = w
-    biased = len(dtypes) == 5 or (len(dtypes) == 4 and dtypes[3] == "fp32")
-    offset = len(dtypes) == 5 or (len(dtypes) == 4 and not biased)
+    has_bias = len(dtypes) == 5 or (len(dtypes) == 4 and dtypes[3] == "fp32")
+    has_offset = len(dtypes) == 5 or (len(dtypes) == 4 and not has_bias)
     net = GraphBuilder(work.operator)
     data = net.input("x", x, main)
     weight = net.input("w", w, "int8")
     net.output(net.matmul(data, net.cast(weight, dtype=main)))
     for shape in work.shapes[2:]:
         column(work, shape, columns, "fp32")
-    product = WeightQuantShape(x[0], depth, columns, main, offset, biased)
+    product = WeightQuantShape(x[0], depth, columns, main, has_offset, has_bias)
+    # the graph leaves out scale, offset and bias: for the bound its product is enough
     return WideWeights(product, net.build())
 
 

@@ -115,10 +115,12 @@ def _in_blocks(shape: Shape) -> bool:
     return shape[-1] % BLOCK_BYTES == 0
 
 
-Given = Mapping[str, tuple[Shape, str]]
+OperandsByName = Mapping[str, tuple[Shape, str]]
 
 
-def _dequantised(net: GraphBuilder, work: Work, sums: Value, operands: Given, out: str) -> Graph:
+def _dequantised(
+    net: GraphBuilder, work: Work, sums: Value, operands: OperandsByName, out: str
+) -> Graph:
     """Return the graph of sums scaled by column and by row; a bias in int32 is one of the sums."""
     columns = sums.shape[-1]
     numbers = list[Value]()
@@ -129,8 +131,8 @@ def _dequantised(net: GraphBuilder, work: Work, sums: Value, operands: Given, ou
     if dtype == "int32":
         numbers.append(net.constant(WHOLE_BIAS, column(work, shape, columns, dtype), "bias"))
     # steps in fp32 follow the scale, so that rounding to fp16 has to wait for them
-    late = "pertoken" in operands or dtype in ("fp32", *FLOATS)
-    y = net.add_node("dequantise", sums, *numbers, dtype="fp32" if late else out)
+    rounds_late = "pertoken" in operands or dtype in ("fp32", *FLOATS)
+    y = net.add_node("dequantise", sums, *numbers, dtype="fp32" if rounds_late else out)
     if "pertoken" in operands:
         rows, _ = operands["pertoken"]
         if rows != (sums.shape[-2],):
@@ -140,13 +142,13 @@ def _dequantised(net: GraphBuilder, work: Work, sums: Value, operands: Given, ou
     if dtype in ("fp32", *FLOATS):
         kind = column(work, shape, columns, "fp32")
         y = net.add(y, net.constant(FLOAT_BIAS, kind, "bias"))
-    net.output(net.cast(y, dtype=out) if late else y)
+    net.output(net.cast(y, dtype=out) if rounds_late else y)
     return net.build()
 
 
 # -- one product and the steps in its attribute `epilogue` -----------------------------------------
 STEPS = ("dequantise", "relu", "gelu", "cast")
-DESCRIBING = ("base", "single", "mix", "depth", "cores")
+KERNEL_KEYS = ("base", "single", "mix", "depth", "cores")
 """Attributes on how a measured kernel was written; only `cores` is used, by the model."""
 
 
@@ -157,7 +159,7 @@ def with_epilogue(work: Work) -> Graph:
     x.
     """
     measured_words = [word for word in work.attributes if word.endswith(("_us", "_share"))]
-    known_words(work, ("epilogue", *DESCRIBING, *measured_words))
+    known_words(work, ("epilogue", *KERNEL_KEYS, *measured_words))
     steps = str(work.attributes.get("epilogue", "")).split("+")
     is_int8 = work.dtypes == ("int8",)
     unknown = [step for step in steps if step not in STEPS]
@@ -202,28 +204,35 @@ def mla_prolog(work: Work) -> Graph:
     (batch, tokens, hidden), down, up, latent, down_key, *_, sine, cosine = work.shapes
     heads, size, width = latent
     rows = batch * tokens
-    turned = sine[-1]
+    rotary_size = sine[-1]
     head_size = up[1] // heads
     sizes_in_row = (down[0], up[0], down_key, work.shapes[5], work.shapes[6], cosine)
-    sizes_needed = (hidden, down[1], (hidden, width + turned), (down[1],), (width,), sine)
-    if sizes_in_row != sizes_needed or head_size * heads != up[1] or head_size != size + turned:
+    sizes_needed = (hidden, down[1], (hidden, width + rotary_size), (down[1],), (width,), sine)
+    if (
+        sizes_in_row != sizes_needed
+        or head_size * heads != up[1]
+        or head_size != size + rotary_size
+    ):
         needed = f"{work.operator}: weights whose sizes go together"
         raise InputError(needed, str(work.shapes), "correct that row")
     net = GraphBuilder(work.operator, work.dtypes[0])
     x = net.input("x", (rows, hidden))
-    turns = net.input("sine", (rows, 1, turned)), net.input("cosine", (rows, 1, turned))
+    sine_cosine = (
+        net.input("sine", (rows, 1, rotary_size)),
+        net.input("cosine", (rows, 1, rotary_size)),
+    )
     # down to a short vector, its norm, up to all heads: fewer weights than one large matrix
     short = net.rms_norm(net.matmul(x, net.weight(down, "down")), _ones(net, down[1]))
     queries = net.reshape(net.matmul(short, net.weight(up, "up")), shape=(rows, heads, head_size))
-    plain = net.transpose(_cut(net, queries, 0, size), perm=(1, 0, 2))
+    plain_queries = net.transpose(_cut(net, queries, 0, size), perm=(1, 0, 2))
     # latent attention: queries are brought to the size of the compressed keys, a matrix per head
-    wide = net.batch_matmul(plain, net.weight(latent, "latent"))
-    net.output(net.transpose(wide, perm=(1, 0, 2)))
-    net.output(_rotated(net, _cut(net, queries, size, head_size), *turns))
+    latent_queries = net.batch_matmul(plain_queries, net.weight(latent, "latent"))
+    net.output(net.transpose(latent_queries, perm=(1, 0, 2)))
+    net.output(_rotated(net, _cut(net, queries, size, head_size), *sine_cosine))
     keys = net.matmul(x, net.weight(down_key, "down_key"))
     net.output(net.rms_norm(_cut(net, keys, 0, width), _ones(net, width)))
-    rotary = net.reshape(_cut(net, keys, width, width + turned), shape=(rows, 1, turned))
-    net.output(_rotated(net, rotary, *turns))
+    rotary = net.reshape(_cut(net, keys, width, width + rotary_size), shape=(rows, 1, rotary_size))
+    net.output(_rotated(net, rotary, *sine_cosine))
     return in_fractals(net.build(), {"x": "FRACTAL_NZ"})
 
 
@@ -246,8 +255,8 @@ def _rotated(net: GraphBuilder, x: Value, sine: Value, cosine: Value) -> Value:
     middle = x.shape[-1] // HALF
     end = x.shape[-1]
     swapped = net.concat(net.neg(_cut(net, x, middle, end)), _cut(net, x, 0, middle), axis=-1)
-    turned: Value = net.add(net.mul(x, cosine), net.mul(swapped, sine))
-    return turned
+    rotated: Value = net.add(net.mul(x, cosine), net.mul(swapped, sine))
+    return rotated
 
 
 # -- weight gradients of convolutions in three dimensions ------------------------------------------
@@ -261,32 +270,33 @@ def filter_gradient(work: Work) -> Graph:
     if len(work.shapes) != 2 or len(work.dtypes) != 1 or work.dtypes[0] not in FLOATS:
         needed = f"{work.operator}: x and dy in one of {', '.join(FLOATS)}"
         raise UnsupportedError(needed, f"{len(work.shapes)} in {work.dtypes}", "none is guessed")
-    (n, c, depth, *image), (_, k, frames, *small) = work.shapes
+    (n, c, depth, *image_size), (_, k, frames, *gradient_size) = work.shapes
     words = {"strides": 3, "pads": 6, "dilations": 3, "filter": 5}
     stride, pads, dilation, taps = (_numbers(work, word, size) for word, size in words.items())
     if taps[:2] != (k, c):
         raise InputError(f"{work.operator}: a filter of {k}, {c}", str(taps), "correct that row")
     net = GraphBuilder(work.operator, work.dtypes[0])
-    x = net.input("x", (depth * n, c, *image))
-    dy = net.input("dy", (frames * n, k, *small))
+    x = net.input("x", (depth * n, c, *image_size))
+    dy = net.input("dy", (frames * n, k, *gradient_size))
     window: dict[str, Any] = {"kernel": taps[3:], "stride": stride[1:], "dilation": dilation[1:]}
     window["pad"] = (pads[2:4], pads[4:6])
     # frame f of dy meets frame f stride + shift of x
     shifts = [tap * dilation[0] - pads[0] for tap in range(taps[2])]
     # at the borders a shift leads outside x: those frames of dy have no term
-    used = {
-        shift: [f for f in range(frames) if 0 <= f * stride[0] + shift < depth] for shift in shifts
-    }
+    frames_of_shift = {}
+    for shift in shifts:
+        inside = [f for f in range(frames) if 0 <= f * stride[0] + shift < depth]
+        frames_of_shift[shift] = inside
     planes: dict[int, Value] = {}
     # the shift with most frames first: the others use slices of its converted frames
-    for shift in sorted(shifts, key=lambda shift: -len(used[shift])):
-        count = len(used[shift])
+    for shift in sorted(shifts, key=lambda shift: -len(frames_of_shift[shift])):
+        count = len(frames_of_shift[shift])
         if not count:
             raise UnsupportedError(f"{work.operator}: taps inside x", str(taps), "none is guessed")
-        first_frame = used[shift][0]
+        first_frame = frames_of_shift[shift][0]
         images = _frames(net, x, (first_frame * stride[0] + shift, count, stride[0]), n)
-        slopes = _frames(net, dy, (first_frame, count, 1), n)
-        planes[shift] = net.conv2d_grad_weight(images, slopes, **window)
+        gradients = _frames(net, dy, (first_frame, count, 1), n)
+        planes[shift] = net.conv2d_grad_weight(images, gradients, **window)
     for shift in shifts:
         net.output(planes[shift])
     return net.build()

@@ -24,7 +24,7 @@ LEAST_SCALE = 2.0**-126
 """The least normal number of fp32: rows of zeros are divided by it and stay zeros."""
 LONGEST_INDEX = 2**24
 """fp32 holds all whole numbers up to here."""
-LARGEST_PRODUCT = 8
+MAX_POWER_AS_PRODUCT = 8
 """Whole powers up to here are products, as in p-norms of 3 or 5; others e^(p ln x)."""
 
 
@@ -90,16 +90,17 @@ def mish(work: Work) -> Graph:
     wide = _wide(net, x)
     zero = net.fill((1,), 0.0)
     # for x > 0 with e^-x, which cannot overflow
-    power, square = _two_powers(net, wide, -1.0)
-    twice = net.muls(power, number=2.0)
-    top = net.adds(twice, number=1.0)
-    bottom = net.adds(net.add(twice, net.muls(square, number=2.0)), number=1.0)
-    above = net.select(net.greater(wide, zero), net.div(top, bottom), zero)
+    decay, decay_squared = _two_powers(net, wide, -1.0)
+    twice = net.muls(decay, number=2.0)
+    numerator = net.adds(twice, number=1.0)
+    denominator = net.adds(net.add(twice, net.muls(decay_squared, number=2.0)), number=1.0)
+    if_positive = net.select(net.greater(wide, zero), net.div(numerator, denominator), zero)
     # for x <= 0 with e^x
-    power, square = _two_powers(net, wide, 1.0)
-    top = net.add(net.muls(power, number=2.0), square)
-    below = net.select(net.less_equal(wide, zero), net.div(top, net.adds(top, number=2.0)), zero)
-    y = net.mul(wide, net.add(above, below))
+    growth, growth_squared = _two_powers(net, wide, 1.0)
+    sum_below = net.add(net.muls(growth, number=2.0), growth_squared)
+    quotient = net.div(sum_below, net.adds(sum_below, number=2.0))
+    if_negative = net.select(net.less_equal(wide, zero), quotient, zero)
+    y = net.mul(wide, net.add(if_positive, if_negative))
     net.output(_narrow(net, y, x.type.dtype))
     return net.build()
 
@@ -109,7 +110,7 @@ def _two_powers(net: GraphBuilder, x: Any, sign: float) -> tuple[Any, Any]:
     return net.exp(net.muls(x, number=sign)), net.exp(net.muls(x, number=2.0 * sign))
 
 
-OF_A_POWER = ("base", "scale", "shift")
+POWER_KEYS = ("base", "scale", "shift")
 """Attributes of a row that make it more than the operator exp."""
 
 
@@ -120,7 +121,7 @@ def exp(work: Work) -> Graph:
     their values do not change the time, and even a scale of 1 is multiplied. The measured chain has
     no product by ln(base) if base is e or 1; for 1 a scale and a shift of 0 give 1^x = e^0.
     """
-    _refuse_others(work, *OF_A_POWER)
+    _refuse_others(work, *POWER_KEYS)
     base = _number(work, "base", -1.0)
     if base <= 0 and base != -1:
         raise InputError("exp: base -1, or a number above 0", shown(base), "correct that row")
@@ -148,7 +149,11 @@ def masked_scale(work: Work) -> Graph:
     dtypes = _dtypes(work, 2)
     floats = {dtype for dtype in dtypes if forms.is_float(dtype)}
     # bool x uint8 stays a byte; fp16 x bf16 needs fp32, as neither holds the other
-    product_dtype = dtypes[0] if not floats else floats.pop() if len(floats) == 1 else "fp32"
+    product_dtype = "fp32"
+    if not floats:
+        product_dtype = dtypes[0]
+    elif len(floats) == 1:
+        product_dtype = floats.pop()
     net = GraphBuilder(work.operator)
     x = net.input("x", work.shapes[0], dtypes[0])
     mask = net.input("mask", work.shapes[1], dtypes[1])
@@ -292,7 +297,7 @@ def _norm_of_rows(net: GraphBuilder, x: Any, power: float) -> Any:
 def _to_the(net: GraphBuilder, x: Any, power: float) -> Any:
     """Return x^power of x >= 0: by squares and products where that is whole, x^5 = (x^2)^2 x."""
     size = abs(power)
-    if not size.is_integer() or size > LARGEST_PRODUCT:
+    if not size.is_integer() or size > MAX_POWER_AS_PRODUCT:
         return net.exp(net.muls(net.log(x), number=power))
     result = x
     # 5 is 101 in binary: x, squared, squared again and times x
@@ -390,7 +395,7 @@ def dequant_swiglu_quant(work: Work) -> Graph:
 
 
 # -- kernels ---------------------------------------------------------------------------------------
-def one_program(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
+def _one_kernel(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
     """Return all nodes as one kernel, as the measured one was."""
     return [graph.nodes]
 
@@ -418,24 +423,24 @@ def _sliced_before(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
     return [graph.nodes[: place + 1], graph.nodes[place + 1 :]]
 
 
-def _cast_behind(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
+def _cast_after(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
     """Return one kernel, or two if the row names several: then the last one is a Cast."""
     return [graph.nodes[:-1], graph.nodes[-1:]] if work.kernels else [graph.nodes]
 
 
 KERNELS = {
-    "arg_max": _cast_behind,
-    "mish": one_program,
+    "arg_max": _cast_after,
+    "mish": _one_kernel,
     "exp": _as_named,
     "masked_scale": _as_named,
-    "foreach_addcdiv_scalar": one_program,
+    "foreach_addcdiv_scalar": _one_kernel,
     "swi_glu": _sliced_before,
     "foreach_norm": _each_tensor,
-    "dynamic_quant": one_program,
-    "dequant_swiglu_quant": one_program,
+    "dynamic_quant": _one_kernel,
+    "dequant_swiglu_quant": _one_kernel,
 }
 """The same names -> the functions that cut their graphs into kernels."""
-ALSO_OPERATORS = {"exp": OF_A_POWER}
+ALSO_OPERATORS = {"exp": POWER_KEYS}
 """Names that our operators have, too -> the attributes that make a row a chain of kernels."""
 BUILDERS = {
     "arg_max": arg_max,

@@ -1,12 +1,15 @@
 """Lowers convolutions and transposed convolutions on NC1HWC0 images to kernels.
 
-The elementwise operators after a convolution run in the same kernel as its epilogue.
+The elementwise operators after a convolution run in the same kernel as its epilogue: relu(conv(x))
+is one kernel. It may also compute a second convolution whose sums are added in L0C: `second_nodes`
+holds its nodes, `ConvShape.beside` its shape.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -32,24 +35,41 @@ from ascend_lab.operators.ops.formats import numpy_type
 
 PACKED = "packed"
 """Name of the tensor (C1, r, s, 16) in which a kernel stores the weights that it packs."""
-TILE = 64
+FULL_TILE_FRACTALS = 64
+"""Fractals of sums in a full tile, roughly."""
 HEAD_CYCLES = 12
-"""Rough numbers: `TILE` fractals of sums in a full tile, `HEAD_CYCLES` to begin work on a tile."""
+"""Cycles to begin work on a tile, roughly."""
 
 
 def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvShape:
     """Return the node's convolution as the kernels describe it."""
-    (n, c, h, w), (k, _, r, t) = (piece.type(name).shape for name in node.inputs[:2])
+    (n, c, h, w), (k, _, r, s) = (piece.type(name).shape for name in node.inputs[:2])
     defaults = (("stride", 1), ("pad", 0), ("dilation", 1))
-    step, pads, spread = geometry(*(node.attr(key, default) for key, default in defaults))
+    stride, pads, dilation = geometry(*(node.attr(key, default) for key, default in defaults))
     groups = c if node.op == "depthwise_conv2d" else node.attr("groups", 1)
     dtype = piece.type(node.inputs[0]).dtype
-    sides = (*pads[0], *pads[1])
-    value = node.attr("pad_value", 0)
+    flat_pads = (*pads[0], *pads[1])
+    pad_value = node.attr("pad_value", 0)
     # images of 3 channels are stored with 4 numbers a pixel, all others (fp16) with 16
     lanes = isa.SMALL_C0 if piece.type(node.inputs[0]).layout == ir.SMALL_PIXELS else 0
-    shape = kernels.ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
-    return thinned(replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape)
+    shape = kernels.ConvShape(
+        n=n,
+        c=c,
+        h=h,
+        w=w,
+        k=k,
+        r=r,
+        s=s,
+        stride=stride,
+        pad=flat_pads,
+        dtype=dtype,
+        out_dtype=out_dtype,
+        dilation=dilation,
+        groups=groups,
+    )
+    if pad_value or lanes:
+        shape = replace(shape, pad_value=pad_value, lanes=lanes)
+    return thinned(shape)
 
 
 def in_pairs(shape: kernels.ConvShape) -> kernels.ConvShape:
@@ -114,19 +134,20 @@ def by_cube(
     piece: Piece,
     chip: Chip,
     tiling: kernels.GemmSchedule | None,
-    beside: Sequence[ir.Node] = (),
+    second_nodes: Sequence[ir.Node] = (),
 ) -> Lowered:
     """Return the kernel of a convolution on the cube.
 
-    Without a tiling the default one and a few others are timed, and the fastest is taken. `beside`
-    holds a second convolution whose sums are added, and, in int8, the node that scales its sums.
+    Without a tiling the default one and a few others are timed, and the fastest is taken.
+    `second_nodes` are a second convolution whose sums are added and, in int8, the node that scales
+    its sums.
     """
-    best = write_conv(piece, chip, vector=False, tiling=tiling, beside=beside)
+    best = write_conv(piece, chip, vector=False, tiling=tiling, second_nodes=second_nodes)
     if tiling:
         return best
-    for candidate in _promising(piece, chip, beside):
+    for candidate in _promising(piece, chip, second_nodes):
         best = _timed(best, piece, chip)
-        kernel = write_conv(piece, chip, vector=False, tiling=candidate, beside=beside)
+        kernel = write_conv(piece, chip, vector=False, tiling=candidate, second_nodes=second_nodes)
         trial = _timed(replace(kernel, tiling=candidate), piece, chip)
         assert best.near and trial.near
         # in a network L2 may hold more than it does for a kernel that is timed alone
@@ -139,10 +160,10 @@ def by_cube(
 
 
 def _promising(
-    piece: Piece, chip: Chip, beside: Sequence[ir.Node]
+    piece: Piece, chip: Chip, second_nodes: Sequence[ir.Node]
 ) -> Iterator[kernels.GemmSchedule]:
     """Yield tilings other than the default: one for an image in L2, one across all images."""
-    shape, epilogue, _ = conv_job(piece, chip, beside=beside)
+    shape, epilogue, _ = conv_job(piece, chip, second_nodes=second_nodes)
     image = piece.type(piece.graph.nodes[0].inputs[0])
     if 2 * image.size_bytes <= chip.l2.size_bytes:
         # if the image is in L2, reading it twice may cost less than small tiles
@@ -189,14 +210,14 @@ def write_conv(
     vector: bool,
     tiling: kernels.GemmSchedule | None = None,
     pool: kernels.ConvShape | None = None,
-    beside: Sequence[ir.Node] = (),
+    second_nodes: Sequence[ir.Node] = (),
 ) -> Lowered:
     """Return the kernel of a convolution on the cube or, with `vector`, on the vector unit.
 
     With `pool` the kernel also computes the maximum pooling with these windows.
     """
     y = piece.graph.outputs[0]
-    shape, epilogue, operands = conv_job(piece, chip, vector=vector, beside=beside)
+    shape, epilogue, operands = conv_job(piece, chip, vector=vector, second_nodes=second_nodes)
     if pool:
         shape = replace(shape, pool=pool)
         epilogue = epilogue or PLAIN
@@ -213,8 +234,8 @@ def write_conv(
     packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not is_constant else ()
     names = {"x": x, "weight": PACKED if packing else weight, "y": y}
     forms = {weight: form, **operands} if is_constant else operands
-    if beside and shape.beside:
-        second_x, second_weight = beside[0].inputs[:2]
+    if second_nodes and shape.beside:
+        second_x, second_weight = second_nodes[0].inputs[:2]
         refuse_computed(piece, second_weight)
         names |= {"beside": second_x, "beside_weight": second_weight}
         forms[second_weight] = partial(packed_weights, shape.beside)
@@ -245,8 +266,8 @@ def _depthwise_weights(array: ir.Values) -> ir.Values:
 def packed_weights(shape: kernels.ConvShape, array: ir.Values) -> ir.Values:
     """Return the weights packed for the cube; those of padded features are 0."""
     # 20 features of bytes are computed as 32: `in_pairs` has added 12
-    array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
-    return pack_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
+    padded = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
+    return pack_weights(shape, padded.astype(numpy_type(shape.dtype), copy=False))
 
 
 def conv_job(
@@ -255,7 +276,7 @@ def conv_job(
     *,
     vector: bool = False,
     cube_adds: bool | None = None,
-    beside: Sequence[ir.Node] = (),
+    second_nodes: Sequence[ir.Node] = (),
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return a piece's convolution, the epilogue after it, and the forms of its operands.
 
@@ -267,19 +288,21 @@ def conv_job(
     node, *followers = piece.graph.nodes
     bias = node.inputs[2:3]
     conv_dtype = piece.type(node.output).dtype
-    second = conv_shape_of(piece, beside[0], conv_dtype) if beside else None
+    second = conv_shape_of(piece, second_nodes[0], conv_dtype) if second_nodes else None
     # int8 convolutions sum in int32, and the next node scales the sums
     if followers and followers[0].op in ep.DEQUANTISING and not bias:
-        return _whole_job(piece, chip, second, *beside[1:])
+        return _int8_job(piece, chip, second, *second_nodes[1:])
     if not followers and not bias:
         return replace(conv_shape_of(piece, node, piece.output.dtype), beside=second), None, {}
-    epilogue, forms = _after(piece, chip, bias, vector=vector)
+    epilogue, forms = _followers_epilogue(piece, chip, bias, vector=vector)
     shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=second)
     # chips with vector cores have a bias table, which costs nothing: there is no choice
     may_move = cube_adds is not False and chip.combined and shape.dtype == shape.out_dtype
     if bias and may_move and not vector:
-        without_bias, other_forms = _after(piece, chip)
-        vector_adds_cycles, cube_adds_cycles = _paces(shape, (epilogue, without_bias), chip)
+        without_bias, other_forms = _followers_epilogue(piece, chip)
+        vector_adds_cycles, cube_adds_cycles = _cycles_per_fractal(
+            shape, (epilogue, without_bias), chip
+        )
         if cube_adds_cycles < (math.inf if cube_adds else vector_adds_cycles):
             bias_bytes = epilogue_plan.bias_bytes(shape)
             epilogue = replace(without_bias, bias=bias[0], bias_bytes=bias_bytes)
@@ -306,7 +329,7 @@ def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
     return demand == demand_alone and not any(unsupported_reason(e, chip, sums) for e in both)
 
 
-def _after(
+def _followers_epilogue(
     piece: Piece, chip: Chip, added: Sequence[str] = (), *, vector: bool = False
 ) -> tuple[Epilogue, dict[str, Form]]:
     """Return the epilogue of the nodes after the first one, and the forms of its operands.
@@ -332,28 +355,29 @@ def _after(
     return epilogue, ep.operand_forms(epilogue.operands, piece, main)
 
 
-def _whole_job(
-    piece: Piece, chip: Chip, beside: kernels.ConvShape | None, beside_scale: ir.Node | None = None
+def _int8_job(
+    piece: Piece, chip: Chip, second: kernels.ConvShape | None, second_scale: ir.Node | None = None
 ) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
     """Return an int8 convolution, the epilogue of its int32 sums, and the forms of operands."""
     node, scaled = piece.graph.nodes[:2]
-    epilogue, main = ep.whole_epilogue(piece, "NC1HWC0", beside_scale)
+    epilogue, main = ep.int8_epilogue(piece, "NC1HWC0", second_scale)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
+    second_shape = second
     # an int8 result has blocks of 32 channels: two of the blocks of 16 that the cube writes
     if epilogue.width == PAIR:
         shape = in_pairs(shape)
-        beside = in_pairs(beside) if beside else None
-    shape = replace(shape, beside=beside)
+        second_shape = in_pairs(second) if second else None
+    shape = replace(shape, beside=second_shape)
     forms = ep.operand_forms(epilogue.operands, piece, main)
     if scaled.attr("small_bias", False):
-        epilogue = _bias_moved(shape, epilogue, chip)
+        epilogue = _with_bias_on_cube(shape, epilogue, chip)
     if epilogue.bias:
         forms[epilogue.bias] = partial(epilogue_plan.pack_bias, shape)
     return shape, epilogue, forms
 
 
-def _paces(
-    shape: kernels.ConvShape, ways: tuple[Epilogue, Epilogue], chip: Chip
+def _cycles_per_fractal(
+    shape: kernels.ConvShape, epilogues: tuple[Epilogue, Epilogue], chip: Chip
 ) -> tuple[float, float]:
     """Return cycles per fractal of sums if the vector unit adds the bias, and if the cube does.
 
@@ -362,25 +386,27 @@ def _paces(
     tile the vector unit works alone; this time is left out for convolutions in groups, where loads
     to L0 dominate. The second number is infinite if the bias fills more than a quarter of L1.
     """
-    paces = list[float]()
+    fractal_cycles = list[float]()
     depth = units_of(shape).total_depth
     # 56 x 56 pixels and 64 channels are 196 x 4 fractals of sums: 25 for each of 32 cores
     core_fractals = isa.ceil_div(
         isa.ceil_div(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count
     )
-    tile = min(core_fractals, TILE)
-    dense = shape.groups == 1
-    for epilogue, steps in zip(ways, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
+    tile = min(core_fractals, FULL_TILE_FRACTALS)
+    is_dense = shape.groups == 1
+    for epilogue, steps in zip(epilogues, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
         demand = epilogue_plan.demand_of(epilogue, chip, isa.ACCUMULATOR[shape.dtype])
         cycles = demand.cycles * isa.FRACTAL**2 if demand else 0.0
-        if demand and dense:
+        if demand and is_dense:
             cycles += demand.instructions * HEAD_CYCLES / tile
-        paces.append(max(cycles, steps) + dense * cycles * tile / core_fractals)
+        # the work on a core's last tile, spread over all of its fractals
+        last_tile_cycles = cycles * tile / core_fractals if is_dense else 0.0
+        fractal_cycles.append(max(cycles, steps) + last_tile_cycles)
     bias_fits = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
-    return paces[0], paces[1] if bias_fits else math.inf
+    return fractal_cycles[0], fractal_cycles[1] if bias_fits else math.inf
 
 
-def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
+def _with_bias_on_cube(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
     """Return an epilogue of int32 sums; the cube adds the bias if this saves over a cycle."""
     deq = epilogue.deq
     if deq is None or not deq.bias or not chip.combined:
@@ -393,7 +419,7 @@ def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epi
         bias=deq.bias,
         bias_bytes=epilogue_plan.bias_bytes(shape),
     )
-    vector_adds_cycles, cube_adds_cycles = _paces(shape, (epilogue, moved), chip)
+    vector_adds_cycles, cube_adds_cycles = _cycles_per_fractal(shape, (epilogue, moved), chip)
     return moved if cube_adds_cycles + 1 < vector_adds_cycles else epilogue
 
 
@@ -411,17 +437,12 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     y = piece.graph.outputs[0]
     types = [piece.type(n) for n in node.inputs]
     settings = ir.operator_of(node.op).settings(node.attrs)
-    step, pads, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
     is_depthwise = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
     formats = {types[0].dtype, types[1].dtype, image_type.dtype}
-    plain = formats == {"fp16"} and spread == (1, 1) and not followers
-    if weight not in piece.constants and is_depthwise and plain:
-        (n, c, h, w) = image_type.shape
-        (r, s) = types[1].shape[2:]
-        image = kernels.ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
-        launch = pool_gradient_launch(PoolGradient(image, False, has_weights=True), chip)
-        adding = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
-        return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), adding)))
+    _, _, dilation = geometry(settings["stride"], settings["pad"], settings["dilation"])
+    is_plain_fp16 = formats == {"fp16"} and dilation == (1, 1) and not followers
+    if weight not in piece.constants and is_depthwise and is_plain_fp16:
+        return _depthwise_deconv(piece, settings, chip)
     refuse_computed(piece, weight)
     shapes = tuple(t.shape for t in types)
     dtypes = tuple(t.dtype for t in types)
@@ -431,7 +452,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     epilogue = None
     forms = dict[str, Form]()
     if followers:
-        epilogue, forms = _after(piece, chip)
+        epilogue, forms = _followers_epilogue(piece, chip)
     # a stride of 2 has 4 phases: even and odd rows, even and odd columns of the result
     for number, phase in enumerate(deconv.phases_of(shape)):
         name = f"{weight}.{number}"
@@ -441,6 +462,23 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
         launches.append(isa.renamed(launch, names))
         forms[name] = partial(_phase_weights, shape, phase.place.weight)
     return Lowered(isa.Kernel(node.op, tuple(launches)), forms)
+
+
+def _depthwise_deconv(piece: Piece, settings: Mapping[str, Any], chip: Chip) -> Lowered:
+    """Return a depthwise transposed convolution with computed weights, on the vector unit."""
+    node = piece.graph.nodes[0]
+    (x, weight) = node.inputs
+    (n, c, h, w) = piece.type(node.output).shape
+    (r, s) = piece.type(weight).shape[2:]
+    stride, pads, _ = geometry(settings["stride"], settings["pad"], settings["dilation"])
+    flat_pads = (*pads[0], *pads[1])
+    image = kernels.ConvShape(
+        n=n, c=c, h=h, w=w, k=c, r=r, s=s, stride=stride, pad=flat_pads, groups=c
+    )
+    launch = pool_gradient_launch(PoolGradient(image, False, has_weights=True), chip)
+    names = {"grad": x, "weight": PACKED, "y": piece.graph.outputs[0]}
+    packing = pack_launch(piece.type(weight), weight, chip)
+    return Lowered(isa.Kernel(node.op, (packing, isa.renamed(launch, names))))
 
 
 def _phase_weights(shape: kernels.DeconvShape, name: str, array: ir.Values) -> ir.Values:

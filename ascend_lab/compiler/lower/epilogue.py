@@ -67,14 +67,15 @@ def epilogue_of(
     sums: te.Tensor,
     operands: Mapping[te.Tensor, Operand],
     deq: Deq | None = None,
-    second: Deq | None = None,
+    second_deq: Deq | None = None,
 ) -> Epilogue:
     """Return the epilogue that computes `output` from the sums and operands.
 
-    The sums are dequantised first if `deq` is given; `second` dequantises the sums of another cube
-    operator. A channel operand whose format changes is called "name.dtype"; the caller packs it in
-    that format. Raises `UnsupportedError` for operations that are not elementwise, `InputError` for
-    operations that epilogues do not have.
+    If `deq` is given, the sums are int32 and are dequantised first: scaled to floats by a number
+    per channel. `second_deq` does so with the sums of another cube operator. A channel operand
+    whose format changes is called "name.dtype"; the caller packs it in that format. Raises
+    `UnsupportedError` for operations that are not elementwise, `InputError` for operations that
+    epilogues do not have.
     """
     chain = _Chain(list(operands.values()))
     chain.names = {sums: SUMS, **{tensor: o.name for tensor, o in operands.items()}}
@@ -88,21 +89,21 @@ def epilogue_of(
     # relu(sums + bias) has two steps: vadd of the sums and an operand, vrelu of step 0
     read = {s for step in chain.steps for s in step.sources}
     used = tuple(o for o in chain.operands.values() if o.name in read)
-    for scaling in filter(None, (deq, second)):
+    for scaling in filter(None, (deq, second_deq)):
         # a scale in fp32 and, if there is one, a bias in int32 that is added before it
         used += tuple(
             Operand(name, "channel", dtype)
             for name, dtype in zip(scaling.names, ("fp32", "int32"), strict=False)
         )
-    return Epilogue(used, tuple(chain.steps), output.dtype, deq, second=second)
+    return Epilogue(used, tuple(chain.steps), output.dtype, deq, second=second_deq)
 
 
-def whole_epilogue(
-    piece: Piece, layout: str, beside: Node | None = None
+def int8_epilogue(
+    piece: Piece, layout: str, second_node: Node | None = None
 ) -> tuple[Epilogue, TensorType]:
     """Return the epilogue of an int8 cube operator, and the type of its tiles.
 
-    Node 1 of the piece dequantises its int32 sums; `beside`, if given, dequantises those of a
+    Node 1 of the piece dequantises its int32 sums; `second_node`, if given, dequantises those of a
     second cube operator. Raises `UnsupportedError` for any other node in these places.
     """
     scaling_node, *followers = piece.graph.nodes[1:]
@@ -118,22 +119,21 @@ def whole_epilogue(
         raise UnsupportedError(
             f"a multiple of {PAIR} channels", str(tile_type), "run it on its own"
         )
-    deqs = [
-        _deq(piece, scaling, tile_type) if scaling else None for scaling in (scaling_node, beside)
-    ]
+    deq = _deq(piece, scaling_node, tile_type)
+    second_deq = _deq(piece, second_node, tile_type) if second_node else None
     sums = te.placeholder(tile_type.map.piece_shape, dtype, "sums")
     tensors, operands = operands_of(piece, followers, tile_type)
     layouts = {piece.type(o.name).layout for o in operands.values() if o.kind == "tile"}
     if layouts - {layout, "C1NHWC0"}:
         raise UnsupportedError(f"operands in {layout}", str(layouts), "cut here")
     tensors[scaling_node.output] = sums
-    if beside:
-        name = beside.output
-        dtype_beside = piece.type(beside.output).dtype
-        tensors[name] = te.placeholder(tile_type.map.piece_shape, dtype_beside, name)
-        operands[tensors[name]] = Operand(name, "sums", dtype_beside)
+    if second_node:
+        name = second_node.output
+        second_dtype = piece.type(second_node.output).dtype
+        tensors[name] = te.placeholder(tile_type.map.piece_shape, second_dtype, name)
+        operands[tensors[name]] = Operand(name, "sums", second_dtype)
     output = expressions(followers, tensors, tile_type)[piece.graph.outputs[-1]]
-    return epilogue_of(output, sums, operands, *deqs), tile_type
+    return epilogue_of(output, sums, operands, deq, second_deq), tile_type
 
 
 def _deq(piece: Piece, node: Node, tile_type: TensorType) -> Deq:

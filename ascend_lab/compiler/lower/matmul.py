@@ -1,4 +1,8 @@
-"""Lowers matrix products on fractals to kernels; elementwise operators after them are fused."""
+"""Lowers matrix products on fractals to kernels; elementwise operators after them are fused.
+
+relu(x w + b) becomes one kernel: the bias and the relu are its epilogue, which is computed on the
+sums on their way to memory.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -23,7 +27,7 @@ from ascend_lab.operators.ops.expressions import narrow
 def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
     """Return how the cube reads the operands of a product: (rows, k) and (k, columns)."""
     # the kernel of weight gradients reads both operands without a transposition
-    if is_turned(node, kinds):
+    if is_weight_gradient(node, kinds):
         return "FRACTAL_NZ", "FRACTAL_NZ"
     # ZN of a matrix is NZ of its transpose: reading an operand transposed costs nothing more
     return (
@@ -32,16 +36,18 @@ def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
     )
 
 
-def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
+def is_weight_gradient(node: Node, kinds: Sequence[TensorType]) -> bool:
     """Tell whether a product is a^T b of two matrices: the gradient of a dense layer's weights.
 
     It sums over rows as a convolution's weight gradient sums over pixels: the kernel of the latter
     computes it without transposing an operand. The number of rows must need no padding.
     """
     a, b = kinds[:2]
-    turned = bool(node.attr("trans_a", False)) and not node.attr("trans_b", False)
-    plain = node.op == "matmul" and a.dtype in conv_gradient.GRADIENT_INPUTS and len(b.shape) == 2
-    return turned and plain and a.shape[0] % isa.FRACTAL == 0
+    only_a_transposed = bool(node.attr("trans_a", False)) and not node.attr("trans_b", False)
+    is_matrix_product = (
+        node.op == "matmul" and a.dtype in conv_gradient.GRADIENT_INPUTS and len(b.shape) == 2
+    )
+    return only_a_transposed and is_matrix_product and a.shape[0] % isa.FRACTAL == 0
 
 
 def is_plain(piece: Piece) -> bool:
@@ -64,35 +70,36 @@ def lower_product(
     types = [piece.type(n) for n in node.inputs]
     names = (a, f"{b}.b") if a == b else (a, b)
     forms = _matrix_forms(piece, names, types)
-    if is_turned(node, types):
+    if is_weight_gradient(node, types):
         if tiling is not None:
             raise UnsupportedError("a product that takes a tiling", "a^T b", "drop the tiling")
-        return _turned(piece, names, chip, forms)
+        return _as_weight_gradient(piece, names, chip, forms)
     if not is_plain(piece):  # a batch, by a schedule of primitives
         out = batched_output(piece, names)
         return Lowered(te.lower(te.auto_schedule(out, chip, tiling)), forms)
     shape, epilogue = product_job(piece, chip)
     finish = _finish(piece, node, shape)
-    main = _main(piece.type(node.output))
-    if tiling is None:
+    main = _tile_type(piece.type(node.output))
+    chosen_tiling = tiling
+    if chosen_tiling is None:
         # activations were just written and mostly hit L2; weights come from memory
         warm = frozenset(
             side
             for side, name in zip("ab", node.inputs, strict=True)
-            if _likely_held(piece, name, chip)
+            if _likely_in_l2(piece, name, chip)
         )
-        tiling = matmul.default_product(shape, chip, epilogue, finish, warm, start)
+        chosen_tiling = matmul.default_product(shape, chip, epilogue, finish, warm, start)
     operands: Iterable[Operand] = epilogue.operands if epilogue else ()
     # with K divided among cores a second phase adds up the parts, then computes the epilogue
-    if tiling.split_k > 1:
+    if chosen_tiling.split_k > 1:
         operands = ep.operands_of(piece, piece.graph.nodes[1:], main)[1].values()
     elif epilogue and epilogue.width == PAIR:
         main = replace(main, dtype="int8")
     forms |= ep.operand_forms(operands, piece, main)
-    kernel = matmul.product_kernel(shape, chip, tiling, epilogue, finish)
+    kernel = matmul.product_kernel(shape, chip, chosen_tiling, epilogue, finish)
     tensors = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
     phases = tuple(isa.renamed(phase, tensors) for phase in kernel.phases)
-    return Lowered(isa.Kernel("matmul", phases), forms, tiling=tiling)
+    return Lowered(isa.Kernel("matmul", phases), forms, tiling=chosen_tiling)
 
 
 def _matrix_forms(
@@ -116,7 +123,7 @@ def _matrix_forms(
     return forms
 
 
-def _likely_held(piece: Piece, name: str, chip: Chip) -> bool:
+def _likely_in_l2(piece: Piece, name: str, chip: Chip) -> bool:
     """Tell whether L2 likely holds an operand: just written, and at most half as large as L2."""
     kind = piece.type(name)
     size_bytes = kind.elements * DTYPE_BYTES[kind.dtype]
@@ -137,12 +144,12 @@ def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue |
     return kernels.GemmShape(m, k, n, piece.type(node.inputs[0]).dtype, out_dtype), epilogue
 
 
-def in_pairs(kind: TensorType, turned: bool) -> TensorType:
+def in_pairs(kind: TensorType, is_transposed: bool) -> TensorType:
     """Return the type of a second operand, its columns padded to blocks of 32."""
-    sides = list(kind.shape)
+    sizes = list(kind.shape)
     # (64, 40) becomes (64, 64); stored transposed, (40, 64) becomes (64, 64) as well
-    sides[0 if turned else -1] = isa.ceil_div(sides[0 if turned else -1], PAIR) * PAIR
-    return replace(kind, shape=tuple(sides))
+    sizes[0 if is_transposed else -1] = isa.ceil_div(sizes[0 if is_transposed else -1], PAIR) * PAIR
+    return replace(kind, shape=tuple(sizes))
 
 
 def packed_with_zeros(kind: TensorType, array: Values) -> Values:
@@ -165,7 +172,9 @@ def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Ten
     return te.renamed(outputs[piece.graph.outputs[-1]], piece.graph.outputs[-1])
 
 
-def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
+def _as_weight_gradient(
+    piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]
+) -> Lowered:
     """Return a^T b, computed as the weight gradient of a 1 x 1 convolution.
 
     a is the gradient and b the image; their rows are its pixels, 16 in a line. The result
@@ -179,7 +188,15 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
     out_dtype = piece.output.dtype
     height = rows // isa.FRACTAL  # 512 rows are an image of 32 x 16 pixels
     shape = kernels.ConvShape(
-        1, columns, height, isa.FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype
+        n=1,
+        c=columns,
+        h=height,
+        w=isa.FRACTAL,
+        k=k,
+        r=1,
+        s=1,
+        dtype=dtype,
+        out_dtype=out_dtype,
     )
     tensors = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
     zeros = {"zeros": np.zeros(ZEROS, formats.numpy_type(dtype))}
@@ -197,7 +214,7 @@ def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish
         return None
 
     def finish(sums: te.Tensor) -> te.Tensor:
-        main = _main(out)
+        main = _tile_type(out)
         tensors, _ = ep.operands_of(piece, nodes, main)
         tensors[node.output] = narrow(sums, out.dtype)
         return vector.expressions(nodes, tensors, main)[piece.graph.outputs[-1]]
@@ -205,7 +222,7 @@ def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish
     return finish
 
 
-def _main(out: TensorType) -> TensorType:
+def _tile_type(out: TensorType) -> TensorType:
     """Return the type of a product's tiles: blocks of 16 columns for every number format."""
     return TensorType(out.shape, "fp16", "FRACTAL_NZ")
 
@@ -219,8 +236,8 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
     out = piece.type(node.output)
     nodes = piece.graph.nodes[1:]
     if nodes[0].op in ep.DEQUANTISING:
-        return ep.whole_epilogue(piece, "FRACTAL_NZ")[0]
-    main = _main(out)
+        return ep.int8_epilogue(piece, "FRACTAL_NZ")[0]
+    main = _tile_type(out)
     wide = isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     sums = te.placeholder(main.map.piece_shape, wide, "sums")
     tensors, operands = ep.operands_of(piece, nodes, main)
@@ -247,5 +264,5 @@ def _bias(piece: Piece, node: Node) -> str:
     bias = summands[0]
     # the bias is packed in fp32, the format of the sums: a second reader could not use it in fp16
     read_once = sum(bias in n.inputs for n in piece.graph.nodes) == 1
-    per_column = ep.is_channel(piece.type(bias).shape, _main(piece.type(node.output)))
+    per_column = ep.is_channel(piece.type(bias).shape, _tile_type(piece.type(node.output)))
     return bias if read_once and per_column else ""

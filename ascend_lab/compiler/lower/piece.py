@@ -77,8 +77,9 @@ class Lowered:
 
     `forms` says how constants are stored that are not in their type's layout; `extra` are small
     constants of the kernel. `tiling` is set if the tiles matter later: for products, and for tiles
-    across images. `near` is set if the kernel was timed, on `near_memory`, to compare it with
-    others: its cycles, and those that a launch on cube and vector cores adds.
+    across images. `near` is set if the kernel was timed to compare it with others, on memory whose
+    L2 holds what other kernels wrote (`near_memory`): its cycles, and those that a launch on cube
+    and vector cores adds.
     """
 
     kernel: isa.Kernel
@@ -173,15 +174,15 @@ def packed(kind: TensorType, array: Values) -> Values:
     return stored.reshape(-1)
 
 
-def beside(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
+def broadcast_shape(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
     """Return the stored shape of an operand of logical `shape` that broadcasts to type `main`."""
     # a scale (1, 40, 1, 1) of an image in NC1HWC0 is stored as (1, 3, 1, 1, 16)
     sizes = _aligned(shape, main)
     return tuple(p.count if sizes[p.axis] == main.shape[p.axis] else 1 for p in main.map.pieces)
 
 
-def pack_beside(array: Values, main: TensorType) -> Values:
-    """Return an operand's elements in the order of `beside`, flat; padding is zero."""
+def pack_broadcast(array: Values, main: TensorType) -> Values:
+    """Return an operand's elements as `broadcast_shape` stores them, flat; padding is zero."""
     sizes = _aligned(array.shape, main)
     pads = []
     piece_counts = []

@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.compiler.ir import JOINS, Graph, Node, TensorType, Values, operator_of
-from ascend_lab.compiler.lower.piece import Form, Lowered, Piece, beside, maps_between, pack_beside
+from ascend_lab.compiler.lower.piece import (
+    Form,
+    Lowered,
+    Piece,
+    broadcast_shape,
+    maps_between,
+    pack_broadcast,
+)
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import Kernel, renamed
@@ -52,10 +59,10 @@ def lower_vector(piece: Piece, chip: Chip, steps: str = "") -> Lowered:
 def mixed_blocks(piece: Piece) -> tuple[str, ...]:
     """Return the int8 tensors in blocks of 32 of a piece that also has tensors in blocks of 16."""
     graph = piece.graph
-    blocked = [n for n in (*graph.inputs, *graph.outputs) if piece.type(n).layout in CUBE_LAYOUTS]
-    byte_tensors = [n for n in blocked if DTYPE_BYTES[piece.type(n).dtype] == 1]
+    in_blocks = [n for n in (*graph.inputs, *graph.outputs) if piece.type(n).layout in CUBE_LAYOUTS]
+    byte_tensors = [n for n in in_blocks if DTYPE_BYTES[piece.type(n).dtype] == 1]
     # if all tensors are int8, all blocks have 32 channels: nothing is mixed
-    return tuple(byte_tensors) if len(byte_tensors) < len(blocked) else ()
+    return tuple(byte_tensors) if len(byte_tensors) < len(in_blocks) else ()
 
 
 def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
@@ -93,9 +100,9 @@ def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
     graph = piece.graph
     forms: dict[str, Form] = {}
     tensors: dict[str, te.Tensor] = {}
-    blocked = [t for t in graph.types.values() if t.layout != "ND"]
+    in_blocks = [t for t in graph.types.values() if t.layout != "ND"]
     # all tensors get the layout of the largest one in blocks: the others broadcast to it
-    main = max(blocked, key=lambda t: t.elements, default=piece.output)
+    main = max(in_blocks, key=lambda t: t.elements, default=piece.output)
     for name in graph.inputs:
         shape, form = operand(piece, name, main)
         tensors[name] = te.placeholder(shape, piece.type(name).dtype, name)
@@ -111,7 +118,7 @@ def operand(piece: Piece, name: str, main: TensorType) -> tuple[tuple[int, ...],
     if main.layout == "ND":
         return kind.shape or (1,), None
     if name in piece.constants and kind.layout == "ND":
-        return beside(kind.shape, main), partial(pack_beside, main=main)
+        return broadcast_shape(kind.shape, main), partial(pack_broadcast, main=main)
     if kind.layout != main.layout and kind.elements > 1:
         raise UnsupportedError(
             f"{piece.names[name]} in {main.layout}", kind.layout, "insert a trans_data"
@@ -159,20 +166,22 @@ def _fold(fold: Callable[..., te.Tensor], x: te.Tensor) -> te.Tensor:
 def _layer_norm(
     x: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, axis: int = -1, epsilon: float = 1e-5
 ) -> te.Tensor:
+    """Return the layer norm of rows in fractals."""
     blocks, lanes = _row(x)
     # y = (x - mean) / sqrt(variance + epsilon) * scale + bias, both means over a row
     # 768 columns are 48 blocks of 16 lanes: the factor is 1 / 768
-    share = 1.0 / (x.shape[blocks] * x.shape[lanes])
-    mean = te.vmuls(_fold(te.reduce_sum, x), share)
+    per_column = 1.0 / (x.shape[blocks] * x.shape[lanes])
+    mean = te.vmuls(_fold(te.reduce_sum, x), per_column)
     centred = te.vsub(x, te.broadcast(mean, x.shape))
     squares = _fold(te.reduce_sum, te.vmul(centred, centred))
-    inverse_deviation = te.vrsqrt(te.vadds(te.vmuls(squares, share), epsilon))
+    inverse_deviation = te.vrsqrt(te.vadds(te.vmuls(squares, per_column), epsilon))
     normal = te.vmul(centred, te.broadcast(inverse_deviation, x.shape))
     scaled = te.vmul(normal, te.broadcast(scale, x.shape))
     return te.vadd(scaled, te.broadcast(bias, x.shape))
 
 
 def _softmax(x: te.Tensor, *, axis: int = -1) -> te.Tensor:
+    """Return the softmax of rows in fractals."""
     # exp(x - maximum) is at most 1: exp(89) would be infinite in fp32
     maximum = _fold(te.reduce_max, x)
     power = te.vexp(te.vsub(x, te.broadcast(maximum, x.shape)))
@@ -204,11 +213,10 @@ def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
 
 
 # -- templates ------------------------------------------------------------------------------------
-def lower_template(piece: Piece, chip: Chip, **settings_beside: object) -> Lowered | None:
+def lower_template(piece: Piece, chip: Chip, **more_settings: object) -> Lowered | None:
     """Return the kernel of a single operator's template on stored shapes.
 
-    `settings_beside` are passed to the template in addition to the operator's attributes.
-
+    `more_settings` are passed to the template in addition to the operator's attributes.
     Returns None if the operator has no template, or if it has only one for images in blocks and the
     images are row-major.
     """
@@ -221,11 +229,9 @@ def lower_template(piece: Piece, chip: Chip, **settings_beside: object) -> Lower
     ]
     if not templates:
         return None
-    settings, shapes = blocked(node, types, operator.settings(node.attrs))
+    settings, shapes = stored_settings(node, types, operator.settings(node.attrs))
     out_shapes = tuple(operator.infer(*shapes, **settings))
-    call = Call(
-        tuple(shapes), tuple(t.dtype for t in types), settings | settings_beside, out_shapes
-    )
+    call = Call(tuple(shapes), tuple(t.dtype for t in types), settings | more_settings, out_shapes)
     template = next((t for t in templates if t.applies(call, chip)), None)
     if template is None:
         return None
@@ -236,7 +242,7 @@ def lower_template(piece: Piece, chip: Chip, **settings_beside: object) -> Lower
     names = dict(zip((*outs, *reads), (*node.outputs, *node.inputs), strict=True))
     # a template with one input, or with inputs without names, reads constants unchanged
     forms = {
-        name: partial(_fed, template, call, node.inputs.index(name), kernel_name)
+        name: partial(_packed_input, template, call, node.inputs.index(name), kernel_name)
         for kernel_name, name in names.items()
         if name in piece.constants and template.reads not in ((), ("x",))
     }
@@ -244,14 +250,14 @@ def lower_template(piece: Piece, chip: Chip, **settings_beside: object) -> Lower
     return Lowered(named(kernel, names), forms, extra)
 
 
-def _fed(template: Template, call: Call, place: int, name: str, array: Values) -> Values:
+def _packed_input(template: Template, call: Call, place: int, name: str, array: Values) -> Values:
     """Return a constant as the template stores it; the other inputs do not matter."""
     arrays = [np.zeros(s, array.dtype) for s in call.shapes]
     arrays[place] = array.reshape(call.shapes[place])
     return template.tensors(call, arrays)[name].reshape(-1)
 
 
-def blocked(
+def stored_settings(
     node: Node, types: Sequence[TensorType], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
     """Return attributes and shapes that refer to the stored axes, for operators such as split.

@@ -184,16 +184,16 @@ class _Importer:
         signature = file.find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
-            signature.op,
-            file.title(node),
-            self.opset,
-            self.net,
-            inputs,
-            file.attributes(node, self.opset),
-            len(node.output),
-            "",
-            self.folder,
-            self.rebatch,
+            op=signature.op,
+            name=file.title(node),
+            opset=self.opset,
+            net=self.net,
+            inputs=inputs,
+            attrs=file.attributes(node, self.opset),
+            out_count=len(node.output),
+            result="",
+            folder=self.folder,
+            rebatch=self.rebatch,
         )
         start = self.net.node_count
         results = tensors_of(ctx)
@@ -228,7 +228,17 @@ class _Importer:
         for entry in self.proto.output:
             name = entry.name
             tensor = self.tensors[entry.name]
-            value = Context("output", name, self.opset, self.net, [tensor], {}, 1, "").value(tensor)
+            ctx = Context(
+                op="output",
+                name=name,
+                opset=self.opset,
+                net=self.net,
+                inputs=[tensor],
+                attrs={},
+                out_count=1,
+                result="",
+            )
+            value = ctx.value(tensor)
             self.net.output(value if value.name == name else self.net.copy(value, name))
             element_types[name] = tensor.elem
         boundary_types = {

@@ -20,7 +20,7 @@ from ascend_lab.compiler.onnx import Imported, NeedsConstant, import_model, impo
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
 
 Values = np.ndarray
-KEPT = 8
+MAX_CACHED_IMPORTS = 8
 """Imports cached for one model, one for each set of shapes and values that decide shapes."""
 
 
@@ -34,18 +34,18 @@ class PreparedModel(BackendRep):
         self.inputs = tuple(entry.name for entry in entries)
         self.outputs = tuple(entry.name for entry in model.graph.output)
         sizes = {e.name: tensors.sizes_of(e) for e in entries if e.type.HasField("tensor_type")}
-        self._open = tuple(
+        self._open_inputs = tuple(
             name
             for name, sizes_of_input in sizes.items()
             if sizes_of_input is None or any(isinstance(size, str) for size in sizes_of_input)
         )
-        self._steering: set[str] = set()
+        self._shape_inputs: set[str] = set()
         self._imports: dict[Any, Imported] = {}
-        if not self._open:
+        if not self._open_inputs:
             try:
                 self._imports[()] = import_model(model)
             except NeedsConstant as error:
-                self._steering.update(error.names)
+                self._shape_inputs.update(error.names)
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return the outputs in the model's order and types, also accessible by name.
@@ -72,16 +72,17 @@ class PreparedModel(BackendRep):
     def _named(self, inputs: Any) -> dict[str, Values]:
         """Return the inputs by name, as arrays; raise an error for sequences and optionals."""
         needed = f"inputs {', '.join(self.inputs)}"
+        by_name = inputs
         # one array, or a list of arrays in the model's order
         if not isinstance(inputs, Mapping):
             arrays = list(inputs) if isinstance(inputs, Sequence) else [inputs]
             if len(arrays) != len(self.inputs):
                 raise InputError(needed, f"{len(arrays)} values", "one each")
-            inputs = dict(zip(self.inputs, arrays, strict=True))
-        if set(inputs) != set(self.inputs):
-            raise InputError(needed, ", ".join(inputs), "check the names")
+            by_name = dict(zip(self.inputs, arrays, strict=True))
+        if set(by_name) != set(self.inputs):
+            raise InputError(needed, ", ".join(by_name), "check the names")
         feed = {}
-        for name, value in inputs.items():
+        for name, value in by_name.items():
             if isinstance(value, onnx.TensorProto):
                 value = numpy_helper.to_array(value)  # noqa: PLW2901
             if not isinstance(value, np.ndarray | np.generic | int | float):
@@ -93,13 +94,13 @@ class PreparedModel(BackendRep):
     def _imported(self, feed: Mapping[str, Values]) -> Imported:
         """Return the graph for these inputs, from an earlier run if there is one."""
         # fixed sizes are in the model already
-        shapes = {name: feed[name].shape for name in self._open}
+        shapes = {name: feed[name].shape for name in self._open_inputs}
         if (imported := self._imports.get(self._key(feed))) is None:
             imported = import_pinning(self.model, feed, shapes=shapes)
             # inputs that the graph no longer has were fixed: their values are in it
-            self._steering |= feed.keys() - imported.input_types.keys()
+            self._shape_inputs |= feed.keys() - imported.input_types.keys()
             # dictionaries keep their order: the first key is the oldest import
-            while len(self._imports) >= KEPT:
+            while len(self._imports) >= MAX_CACHED_IMPORTS:
                 self._imports.pop(next(iter(self._imports)))
             self._imports[self._key(feed)] = imported
         return imported
@@ -107,8 +108,8 @@ class PreparedModel(BackendRep):
     def _key(self, feed: Mapping[str, Values]) -> tuple[Any, ...]:
         """Return what an import depends on: symbolic sizes, and values that decide shapes."""
         # an input that Reshape reads decides shapes: another value of it gives another graph
-        steering = ((name, feed[name]) for name in sorted(self._steering))
-        sizes = ((name, feed[name].shape) for name in self._open)
+        steering = ((name, feed[name]) for name in sorted(self._shape_inputs))
+        sizes = ((name, feed[name].shape) for name in self._open_inputs)
         return (*sizes, *((name, a.shape, a.tobytes()) for name, a in steering))
 
 

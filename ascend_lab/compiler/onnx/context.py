@@ -67,9 +67,16 @@ class Builder(GraphBuilder):
         types = {name: self._types[name] for name in names}
         constants = {name: self._constants[name] for name in names if name in self._constants}
         int64_names = self._int32_names(written) if int64 else frozenset[str]()
-        values = evaluate(
-            Graph(self.name, (), output_names, nodes, types, constants, int64_names), {}
+        graph = Graph(
+            name=self.name,
+            inputs=(),
+            outputs=output_names,
+            nodes=nodes,
+            types=types,
+            constants=constants,
+            narrowed=int64_names,
         )
+        values = evaluate(graph, {})
         del self._nodes[start:]
         for name in written:
             del self._types[name]
@@ -345,14 +352,14 @@ class Context:
 
     def part(self, x: Value, axis: int, begin: int, end: int) -> Value:
         """Return a range of one axis; x itself if that is all of it."""
-        axis %= len(x.shape)
-        if (begin, end) == (0, x.shape[axis]):
+        cut_axis = axis % len(x.shape)
+        if (begin, end) == (0, x.shape[cut_axis]):
             return x
         # axis 1 of (8, 512, 4), 128 to 256: begin (0, 128, 0), end (8, 256, 4)
         begins = [0] * len(x.shape)
         ends = list(x.shape)
-        begins[axis] = begin
-        ends[axis] = end
+        begins[cut_axis] = begin
+        ends[cut_axis] = end
         return self.emit("slice", x, begin=tuple(begins), end=tuple(ends))
 
     def choose(self, condition: Value, x: Value, y: Value) -> Value:

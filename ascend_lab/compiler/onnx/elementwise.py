@@ -163,6 +163,8 @@ def _clip(ctx: Context) -> Result:
         if ctx.tensor(i).known is not None:
             limits[key] = ctx.scalar(i)
             continue
+        # a bound that is computed: a known lower bound applies before it, as the standard limits
+        # x from below first
         if limits != unlimited:
             value = ctx.emit("clip", value, **limits)
             limits = dict(unlimited)
@@ -301,18 +303,20 @@ def _running_sum(ctx: Context) -> Value:
 
     Each element is combined with the one 1 place before it, then 2, 4, ... places before it.
     """
-    x, op, none = ctx.input(0), *(("add", 0) if ctx.op == "CumSum" else ("mul", 1))
-    axis = ctx.axis(int(ctx.scalar(1)), len(x.shape))
-    if not x.type.elements:
-        ctx.unsupported("elements", str(x.shape))
+    # the neutral number fills the places before the first element
+    op, neutral = ("add", 0) if ctx.op == "CumSum" else ("mul", 1)
+    running = ctx.input(0)
+    axis = ctx.axis(int(ctx.scalar(1)), len(running.shape))
+    if not running.type.elements:
+        ctx.unsupported("elements", str(running.shape))
     if ctx.attr("exclusive"):
-        x = _shifted(ctx, x, axis, 1, none)
+        running = _shifted(ctx, running, axis, 1, neutral)
     # (1, 2, 3, 4): with 1 before (1, 3, 5, 7), with 2 before (1, 3, 6, 10): log2(n) rounds.
     step = 1
-    while step < x.shape[axis]:
-        x = ctx.emit(op, x, _shifted(ctx, x, axis, step, none))
+    while step < running.shape[axis]:
+        running = ctx.emit(op, running, _shifted(ctx, running, axis, step, neutral))
         step *= 2
-    return x
+    return running
 
 
 def _shifted(ctx: Context, x: Value, axis: int, step: int, fill_number: float) -> Value:
@@ -366,7 +370,10 @@ UFUNCS: dict[str, np.ufunc] = {
     "Not": np.logical_not,
 }
 """NumPy's functions for the elementwise operators that compute shapes, indices and masks."""
+WRAPPING_OPERATORS = ("Add", "Sub", "Mul", "Pow", "Sum", "Neg", "Abs")
+"""Operators whose int64 results wrap around if they exceed 64 bits."""
 FOLDED_MOVES = ("Range", "Concat", "Gather", "CumSum", "NonZero")
+"""Further operators that are computed at once: they make, move or count elements."""
 
 
 def _broadcast_elements(arrays: Sequence[Values]) -> int:
@@ -400,15 +407,7 @@ def folded(ctx: Context) -> Tensor | None:
 
 def _check_64_bits(ctx: Context, integers: Values, *arrays: Values) -> None:
     """Raise `GraphError` if NumPy's int64 overflowed: then the result in fp64 differs much."""
-    if integers.dtype != np.int64 or ctx.op not in (
-        "Add",
-        "Sub",
-        "Mul",
-        "Pow",
-        "Sum",
-        "Neg",
-        "Abs",
-    ):
+    if integers.dtype != np.int64 or ctx.op not in WRAPPING_OPERATORS:
         return
     # 2^62 + 2^62 wraps to -2^63 in int64, and is 9.2e18 in fp64: far apart, so this is an error
     fp64_values = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
@@ -418,14 +417,16 @@ def _check_64_bits(ctx: Context, integers: Values, *arrays: Values) -> None:
 
 
 def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:
+    """Return the result of an elementwise node, its operands being x and `more`."""
     if ctx.op == "Where":
         return np.where(x, *more)
     if ctx.op in ("Div", "Mod") and x.dtype.kind in "iu" and not np.all(more[0]):
         raise GraphError("a divisor that is not 0", "0", "correct the model")
+    if ctx.op == "Div" and x.dtype.kind in "iu":
+        # truncated toward zero, -7 / 2: (-7 - fmod(-7, 2)) // 2 = (-7 + 1) // 2 = -3.
+        return np.asarray((x - np.fmod(x, *more)) // more[0])
     if ctx.op == "Div":
-        # -7 / 2: (-7 - fmod(-7, 2)) // 2 = (-7 + 1) // 2 = -3.
-        is_integer = x.dtype.kind in "iu"  # cut toward zero
-        return np.asarray((x - np.fmod(x, *more)) // more[0] if is_integer else x / more[0])
+        return np.asarray(x / more[0])
     if ctx.op == "Mod":
         return np.asarray(np.fmod(x, *more) if ctx.attr("fmod") else np.mod(x, *more))
     total = UFUNCS[ctx.op](x, *more[:1])
@@ -435,6 +436,7 @@ def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:
 
 
 def _move_folded(ctx: Context, x: Values, *more: Values) -> Values | None:
+    """Return the result of one of `FOLDED_MOVES`; None for a gather that is too large."""
     if ctx.op == "Concat":
         return np.concatenate((x, *more), ctx.attr("axis"))
     if ctx.op == "NonZero":

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from ascend_lab import output
-from ascend_lab.compiler.ir import Fill, Graph, Node, operator_of
+from ascend_lab.compiler.ir import Fill, Graph, Node, TensorType, operator_of
 from ascend_lab.compiler.onnx import export_writer, quantised  # noqa: F401 - its rules
 from ascend_lab.compiler.onnx.elementwise import COMPARISONS, LIBRARY_OPERATORS
 from ascend_lab.compiler.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
@@ -29,7 +29,7 @@ OPSET = 22
 IR_VERSION = 10
 MAX_BYTES = 2**31 - 2**20
 """Most bytes of a model's weights: a protobuf file holds less than 2 GiB."""
-FP32_WHOLE = 2**24
+LARGEST_EXACT_FP32 = 2**24
 """Whole numbers up to here are exact in fp32."""
 
 
@@ -56,14 +56,14 @@ def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
         writer.begin(node.name)
         site = _site(graph, node, writer)
         names = RULES[node.op](site)
-        many = (names,) if isinstance(names, str) else names
-        writer.finish(_stated(graph, node, site, many), node.outputs)
+        result_names = (names,) if isinstance(names, str) else names
+        writer.finish(_in_file_formats(graph, node, site, result_names), node.outputs)
     inner = [n for node in graph.nodes for n in node.outputs if n not in graph.outputs]
-    ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
-    named = graph.name or "graph"
-    inside = _infos(graph, inner)
+    boundary_infos = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
+    graph_name = graph.name or "graph"
+    inner_infos = _infos(graph, inner)
     onnx_graph = onnx.helper.make_graph(
-        writer.nodes, named, *ends, writer.tensors, value_info=inside
+        writer.nodes, graph_name, *boundary_infos, writer.tensors, value_info=inner_infos
     )
     _keep_elements(onnx_graph, graph)
     producer = {"ir_version": IR_VERSION, "producer_name": "ascend_lab"}
@@ -118,83 +118,83 @@ def _site(graph: Graph, node: Node, writer: Writer) -> Site:
     if not any(_format(graph, name) == "int64" for name in names):
         types = graph.in_types(node), graph.out_types(node)
         return Site(node.op, writer, node.inputs, *types, settings)
+
+    def format_in_node(name: str) -> str:
+        # a cast has the formats of the file; all other operators here have int64 for int32
+        dtype = graph.types[name].dtype
+        if node.op == "cast":
+            return _format(graph, name)
+        return "int64" if dtype == "int32" else dtype
+
+    def types_in_node(names: Sequence[str]) -> tuple[TensorType, ...]:
+        return tuple(replace(graph.types[name], dtype=format_in_node(name)) for name in names)
+
+    inputs = list[str]()
+    for name in node.inputs:
+        fits = _format(graph, name) == format_in_node(name)
+        inputs.append(name if fits else writer.emit("Cast", name, to=INT64)[0])
+    out_types = types_in_node(node.outputs)
     if node.op == "cast":
-        in_formats, out_formats = (
-            [_format(graph, n) for n in side] for side in (node.inputs, node.outputs)
-        )
-        settings = {**settings, "dtype": out_formats[0]}
-        inputs = node.inputs
-    else:
-        in_formats, out_formats = (
-            ["int64" if graph.types[n].dtype == "int32" else graph.types[n].dtype for n in side]
-            for side in (node.inputs, node.outputs)
-        )
-        inputs = tuple(
-            name if _format(graph, name) == dtype else writer.emit("Cast", name, to=INT64)[0]
-            for name, dtype in zip(node.inputs, in_formats, strict=True)
-        )
-    sides = [
-        tuple(replace(graph.types[n], dtype=d) for n, d in zip(names, dtypes, strict=True))
-        for names, dtypes in ((node.inputs, in_formats), (node.outputs, out_formats))
-    ]
-    return Site(node.op, writer, inputs, sides[0], sides[1], settings)
+        settings = {**settings, "dtype": out_types[0].dtype}
+    in_types = types_in_node(node.inputs)
+    return Site(node.op, writer, tuple(inputs), in_types, out_types, settings)
 
 
 INT64 = export_writer.ONNX_TYPES["int64"]
 
 
-def _stated(graph: Graph, node: Node, site: Site, found: Sequence[str]) -> Sequence[str]:
+def _in_file_formats(graph: Graph, node: Node, site: Site, names: Sequence[str]) -> Sequence[str]:
     """Return a rule's results; int64 results that are int32 in the file are cast to int32."""
     kinds = [_format(graph, name) for name in node.outputs]
     return [
         name if kind.dtype == dtype else site.cast(name, dtype)
-        for name, kind, dtype in zip(found, site.wanted, kinds, strict=True)
+        for name, kind, dtype in zip(names, site.out_types, kinds, strict=True)
     ]
 
 
-def _keep_elements(made: onnx.GraphProto, graph: Graph) -> None:
+def _keep_elements(onnx_graph: onnx.GraphProto, graph: Graph) -> None:
     """Give inputs and outputs the element types of the model from which the graph was imported.
 
     The nodes compute in the graph's formats: a Cast follows each such input and precedes each such
     output.
     """
-    taken = set(graph.types) | {name for node in made.node for name in node.output}
-    inner: dict[str, str] = {}
+    taken = set(graph.types) | {name for node in onnx_graph.node for name in node.output}
+    inner_names: dict[str, str] = {}
     casts_in: list[onnx.NodeProto] = []
     casts_out: list[onnx.NodeProto] = []
-    for entry in (*made.input, *made.output):
+    for entry in (*onnx_graph.input, *onnx_graph.output):
         elem = graph.elements.get(entry.name)
         kind = entry.type.tensor_type
-        fmt = kind.elem_type
-        if elem is None or fmt == export_writer.ONNX_TYPES[elem]:
+        graph_type = kind.elem_type
+        if elem is None or graph_type == export_writer.ONNX_TYPES[elem]:
             continue
         kind.elem_type = export_writer.ONNX_TYPES[elem]
-        if entry.name in inner:  # the tensor is an input and an output of the graph
+        if entry.name in inner_names:  # the tensor is an input and an output of the graph
             continue
-        inner_name = inner[entry.name] = free_name(
+        inner_name = inner_names[entry.name] = free_name(
             f"{entry.name}/{graph.types[entry.name].dtype}", taken
         )
         if entry.name in graph.inputs:
             casts_in.append(
-                onnx.helper.make_node("Cast", [entry.name], [inner_name], inner_name, to=fmt)
+                onnx.helper.make_node("Cast", [entry.name], [inner_name], inner_name, to=graph_type)
             )
         else:
             cast = onnx.helper.make_node(
                 "Cast", [inner_name], [entry.name], entry.name, to=kind.elem_type
             )
             casts_out.append(cast)
-    for node in made.node:
-        node.input[:] = [inner.get(name, name) for name in node.input]
-        node.output[:] = [inner.get(name, name) for name in node.output]
-    for tensor in made.initializer:  # an output that is constant
-        tensor.name = inner.get(tensor.name, tensor.name)
-    nodes = [*casts_in, *made.node, *casts_out]
-    del made.node[:]
-    made.node.extend(nodes)
+    for node in onnx_graph.node:
+        node.input[:] = [inner_names.get(name, name) for name in node.input]
+        node.output[:] = [inner_names.get(name, name) for name in node.output]
+    for tensor in onnx_graph.initializer:  # an output that is constant
+        tensor.name = inner_names.get(tensor.name, tensor.name)
+    nodes = [*casts_in, *onnx_graph.node, *casts_out]
+    del onnx_graph.node[:]
+    onnx_graph.node.extend(nodes)
 
 
 # -- element by element ---------------------------------------------------------------------------
-def one(op: str, *keys: str, **attrs: Any) -> Rule:
+def direct(op: str, *keys: str, **attrs: Any) -> Rule:
     """Return the rule of an operator that ONNX calls `op`; the attributes `keys` are copied."""
     return lambda site: site.one(op, *site.inputs, **attrs, **{k: site.attrs[k] for k in keys})
 
@@ -204,23 +204,23 @@ def compared(op: str) -> Rule:
     return lambda site: site.cast(site.one(op, *site.inputs), site.dtype)
 
 
-RULES.update({ours: one(theirs) for theirs, ours in LIBRARY_OPERATORS.items()})
+RULES.update({ours: direct(theirs) for theirs, ours in LIBRARY_OPERATORS.items()})
 RULES.update({ours: compared(theirs) for theirs, ours in COMPARISONS.items()})
 RULES |= {
-    "embedding": one("Gather"),
-    "global_max_pool": one("GlobalMaxPool"),
-    "global_avg_pool": one("GlobalAveragePool"),
-    "gelu": one("Gelu", approximate="tanh"),
-    "hard_sigmoid": one("HardSigmoid", alpha=1 / 6, beta=0.5),
-    "lrn": one("LRN", "alpha", "beta", "bias", "size"),
-    "leaky_relu": one("LeakyRelu", "alpha"),
-    "elu": one("Elu", "alpha"),
-    "softmax": one("Softmax", "axis"),
-    "log_softmax": one("LogSoftmax", "axis"),
-    "layer_norm": one("LayerNormalization", "axis", "epsilon"),
-    "batch_norm": one("BatchNormalization", "epsilon"),
-    "gather": one("Gather", "axis"),
-    "concat": one("Concat", "axis"),
+    "embedding": direct("Gather"),
+    "global_max_pool": direct("GlobalMaxPool"),
+    "global_avg_pool": direct("GlobalAveragePool"),
+    "gelu": direct("Gelu", approximate="tanh"),
+    "hard_sigmoid": direct("HardSigmoid", alpha=1 / 6, beta=0.5),
+    "lrn": direct("LRN", "alpha", "beta", "bias", "size"),
+    "leaky_relu": direct("LeakyRelu", "alpha"),
+    "elu": direct("Elu", "alpha"),
+    "softmax": direct("Softmax", "axis"),
+    "log_softmax": direct("LogSoftmax", "axis"),
+    "layer_norm": direct("LayerNormalization", "axis", "epsilon"),
+    "batch_norm": direct("BatchNormalization", "epsilon"),
+    "gather": direct("Gather", "axis"),
+    "concat": direct("Concat", "axis"),
     "trans_data": lambda site: site.one("Identity", site.inputs[0]),
     "rsqrt": lambda site: site.one("Reciprocal", site.one("Sqrt", *site.inputs)),
     "square": lambda site: site.one("Mul", *site.inputs * 2),
@@ -235,9 +235,9 @@ RULES |= {
     "batch_norm_training": lambda site: site.writer.emit(
         "BatchNormalization", *site.inputs, outputs=3, training_mode=1, **site.attrs
     ),
-    "attention_scores": lambda site: site.back(_scores(site, *site.wide())),
-    "masked_softmax": lambda site: site.back(
-        site.one("Softmax", site.one("Add", *site.wide()), axis=-1)
+    "attention_scores": lambda site: site.from_fp32(_scores(site, *site.in_fp32())),
+    "masked_softmax": lambda site: site.from_fp32(
+        site.one("Softmax", site.one("Add", *site.in_fp32()), axis=-1)
     ),
 }
 
@@ -260,7 +260,7 @@ def _with_number(site: Site) -> Result:
     number = site.attrs["number"]
     dtype = site.dtype
     if dtype in NARROW and float(np.asarray(number).astype(numpy_type(dtype))) != number:
-        return site.back(site.one(op, *site.wide(), site.writer.number(number, "fp32")))
+        return site.from_fp32(site.one(op, *site.in_fp32(), site.writer.number(number, "fp32")))
     return site.one(op, *site.inputs, site.writer.number(number, dtype))
 
 
@@ -301,26 +301,26 @@ def _reduced(site: Site) -> Result:
 
 @rule("rms_norm")
 def _rms_norm(site: Site) -> Result:
-    x, scale = site.wide()
+    x, scale = site.in_fp32()
     axes = range(axis_of("axis", site.attrs["axis"], site.shape), len(site.shape))
     mean = site.one("ReduceMean", site.one("Mul", x, x), site.writer.ints(tuple(axes)))
     added = site.one("Add", mean, site.writer.number(site.attrs["epsilon"], "fp32"))
-    return site.back(site.one("Mul", site.one("Div", x, site.one("Sqrt", added)), scale))
+    return site.from_fp32(site.one("Mul", site.one("Div", x, site.one("Sqrt", added)), scale))
 
 
 @rule("cross_entropy")
 def _cross_entropy(site: Site) -> Result:
-    logits, target = site.wide()
+    logits, target = site.in_fp32()
     # -sum over classes of target * log_softmax(logits), a number for each row.
     weighted = site.one("Mul", target, site.one("LogSoftmax", logits, axis=1))
     total = site.one("ReduceSum", weighted, site.writer.ints((1,)), keepdims=0)
-    return site.back(site.one("Neg", total))
+    return site.from_fp32(site.one("Neg", total))
 
 
 # -- moving ---------------------------------------------------------------------------------------
 @rule("reshape", "expand")
 def _reshaped(site: Site) -> Result:
-    return site.one(site.op.capitalize(), site.inputs[0], site.writer.ints(site.wanted[0].shape))
+    return site.one(site.op.capitalize(), site.inputs[0], site.writer.ints(site.out_types[0].shape))
 
 
 @rule("transpose")
@@ -333,10 +333,10 @@ def _transpose(site: Site) -> Result:
 
 @rule("slice")
 def _slice(site: Site) -> Result:
-    a = site.attrs
+    attrs = site.attrs
     axes = tuple(range(len(site.shape)))
-    steps = (1,) * len(axes) if a["step"] is None else a["step"]
-    bounds = (site.writer.ints(v) for v in (a["begin"], a["end"], axes, steps))
+    steps = (1,) * len(axes) if attrs["step"] is None else attrs["step"]
+    bounds = (site.writer.ints(v) for v in (attrs["begin"], attrs["end"], axes, steps))
     return site.one("Slice", site.inputs[0], *bounds)
 
 
@@ -351,17 +351,17 @@ def _pad(site: Site) -> Result:
 @rule("split")
 def _split(site: Site) -> Result:
     axis = axis_of("split", site.attrs["axis"], site.shape)
-    sizes = site.writer.ints([kind.shape[axis] for kind in site.wanted])
-    return site.writer.emit("Split", site.inputs[0], sizes, outputs=len(site.wanted), axis=axis)
+    sizes = site.writer.ints([kind.shape[axis] for kind in site.out_types])
+    return site.writer.emit("Split", site.inputs[0], sizes, outputs=len(site.out_types), axis=axis)
 
 
 @rule("one_hot")
 def _one_hot(site: Site) -> Result:
-    a = site.attrs
-    write = site.writer
-    values = write.number((a["off_value"], a["on_value"]), "fp32")
+    attrs = site.attrs
+    writer = site.writer
+    values = writer.number((attrs["off_value"], attrs["on_value"]), "fp32")
     index = site.cast(site.inputs[0], "int64")
-    return site.back(site.one("OneHot", index, write.ints((a["depth"],)), values))
+    return site.from_fp32(site.one("OneHot", index, writer.ints((attrs["depth"],)), values))
 
 
 @rule("scatter_update", "scatter_add")
@@ -372,13 +372,13 @@ def _scatter(site: Site) -> Result:
     """
     x, indices, updates = site.inputs
     # ScatterND takes index tuples: indices of shape (5,) become (5, 1), tuples of one index.
-    places = site.one("Unsqueeze", site.cast(indices, "int64"), site.writer.ints((-1,)))
+    index_column = site.one("Unsqueeze", site.cast(indices, "int64"), site.writer.ints((-1,)))
     reduction = "add" if site.op == "scatter_add" else "none"
-    return site.one("ScatterND", x, places, updates, reduction=reduction)
+    return site.one("ScatterND", x, index_column, updates, reduction=reduction)
 
 
 # -- products -------------------------------------------------------------------------------------
-def _turned(site: Site, name: str, rank: int) -> str:
+def _transposed(site: Site, name: str, rank: int) -> str:
     return site.one("Transpose", name, perm=(*range(rank - 2), rank - 1, rank - 2))
 
 
@@ -389,24 +389,26 @@ def _matmul(site: Site) -> Result:
     Matrices of floats become a Gemm, which transposes its inputs itself: no transposed copy of a
     weight is stored, and nodes can share it.
     """
-    names = site.growing()
-    turns = [site.attrs.get(key) for key in ("trans_a", "trans_b")]
-    matrices = all(len(kind.shape) == 2 for kind in site.given[:2]) and is_float(site.dtype)
-    if matrices and any(turns):
-        return site.one("Gemm", *names, transA=int(bool(turns[0])), transB=int(bool(turns[1])))
+    names = site.factors()
+    transposes = [site.attrs.get(key) for key in ("trans_a", "trans_b")]
+    matrices = all(len(kind.shape) == 2 for kind in site.in_types[:2]) and is_float(site.dtype)
+    if matrices and any(transposes):
+        return site.one(
+            "Gemm", *names, transA=int(bool(transposes[0])), transB=int(bool(transposes[1]))
+        )
     sides = [
-        _turned(site, name, len(kind.shape)) if turn else name
-        for name, kind, turn in zip(names, site.given[:2], turns, strict=False)
+        _transposed(site, name, len(kind.shape)) if turn else name
+        for name, kind, turn in zip(names, site.in_types[:2], transposes, strict=False)
     ]
     return site.one("MatMulInteger" if site.dtype == "int8" else "MatMul", *sides)
 
 
 @rule("gemm")
 def _gemm(site: Site) -> Result:
-    a = site.attrs
-    transposes = {"transA": int(a["trans_a"]), "transB": int(a["trans_b"])}
+    attrs = site.attrs
+    transposes = {"transA": int(attrs["trans_a"]), "transB": int(attrs["trans_b"])}
     return site.one(
-        "Gemm", *site.inputs, alpha=float(a["alpha"]), beta=float(a["beta"]), **transposes
+        "Gemm", *site.inputs, alpha=float(attrs["alpha"]), beta=float(attrs["beta"]), **transposes
     )
 
 
@@ -415,21 +417,21 @@ def _scores(site: Site, q: str, k: str) -> str:
     scale = site.attrs["scale"]
     # Depth 64: scores times 1/8.
     scale = 1.0 / math.sqrt(site.shape[-1]) if scale is None else scale
-    total = site.one("MatMul", q, _turned(site, k, len(site.given[1].shape)))
+    total = site.one("MatMul", q, _transposed(site, k, len(site.in_types[1].shape)))
     return site.one("Mul", total, site.writer.number(scale, "fp32"))
 
 
 @rule("attention", "flash_attention")
 def _attention(site: Site) -> Result:
-    shapes = [kind.shape for kind in site.given]
-    if site.attrs.get("causal") or has_groups(*shapes[:3]):
+    operand_shapes = [kind.shape for kind in site.in_types]
+    if site.attrs.get("causal") or has_groups(*operand_shapes[:3]):
         needed = "ONNX: attention with a mask and a head of k for each of q"
-        got = f"causal={site.attrs.get('causal')}, q {shapes[0]}, k {shapes[1]}"
+        got = f"causal={site.attrs.get('causal')}, q {operand_shapes[0]}, k {operand_shapes[1]}"
         raise UnsupportedError(needed, got, "write the mask, expand k and v")
-    q, k, v, *mask = site.wide()
+    q, k, v, *mask = site.in_fp32()
     scores = _scores(site, q, k)
     scores = site.one("Add", scores, *mask) if mask else scores
-    return site.back(site.one("MatMul", site.one("Softmax", scores, axis=-1), v))
+    return site.from_fp32(site.one("MatMul", site.one("Softmax", scores, axis=-1), v))
 
 
 # -- windows --------------------------------------------------------------------------------------
@@ -441,32 +443,37 @@ def _pads(site: Site) -> tuple[int, int, int, int]:
 
 @rule("conv2d", "depthwise_conv2d", "conv_transpose2d")
 def _convolution(site: Site) -> Result:
-    a = site.attrs
-    attrs: dict[str, Any] = {
+    """Return a convolution; an image padded with other numbers than 0 gets a Pad before it."""
+    attrs = site.attrs
+    onnx_attrs: dict[str, Any] = {
         "pads": _pads(site),
-        "kernel_shape": site.given[1].shape[2:],
-        "strides": pair("stride", a["stride"]),
-        "dilations": pair("dilation", a["dilation"]),
-        "group": a.get("groups", site.shape[1]),
+        "kernel_shape": site.in_types[1].shape[2:],
+        "strides": pair("stride", attrs["stride"]),
+        "dilations": pair("dilation", attrs["dilation"]),
+        "group": attrs.get("groups", site.shape[1]),
     }
     op = "Conv"
-    if "output_padding" in a:
+    if "output_padding" in attrs:
         op = "ConvTranspose"
-        attrs["output_padding"] = pair("", a["output_padding"], least=0)
-    border = a.get("pad_value", 0)
-    if border and any(attrs["pads"]):  # in ONNX a convolution can be padded only with 0
-        top, left, bottom, right = attrs["pads"]
+        onnx_attrs["output_padding"] = pair("", attrs["output_padding"], least=0)
+    border = attrs.get("pad_value", 0)
+    if border and any(onnx_attrs["pads"]):  # in ONNX a convolution can be padded only with 0
+        top, left, bottom, right = onnx_attrs["pads"]
         # axes n, c, h, w: the pads before each axis, then those after it; n and c get none
         around = site.writer.ints((0, 0, top, left, 0, 0, bottom, right))
         image = site.one("Pad", site.inputs[0], around, site.writer.number(border, site.dtype))
-        attrs["pads"] = (0, 0, 0, 0)
-        site = replace(site, inputs=(image, *site.inputs[1:]))
+        onnx_attrs["pads"] = (0, 0, 0, 0)
+        return _convolved(replace(site, inputs=(image, *site.inputs[1:])), op, onnx_attrs)
+    return _convolved(site, op, onnx_attrs)
+
+
+def _convolved(site: Site, op: str, onnx_attrs: dict[str, Any]) -> str:
     if site.dtype == "int8":
-        return _whole_convolution(site, op, attrs)
-    return site.one(op, *site.growing(), **attrs)
+        return _int8_convolution(site, op, onnx_attrs)
+    return site.one(op, *site.factors(), **onnx_attrs)
 
 
-def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
+def _int8_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
     """Return an int8 convolution summed in int32.
 
     ONNX has no transposed convolution of int8: it is computed in fp32. Raises `UnsupportedError` if
@@ -475,11 +482,11 @@ def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
     if op == "Conv":
         sums = site.one("ConvInteger", *site.inputs[:2], **attrs)
     else:
-        weight = site.given[1].shape
+        weight = site.in_types[1].shape
         # A product of two bytes is at most 128 * 128 = 2^14: 1024 of them may reach 2^24.
         largest = math.prod((weight[0] // attrs["group"], *weight[2:])) * 2**14
-        if largest > FP32_WHOLE:
-            needed = f"conv_transpose2d: int8 sums up to {FP32_WHOLE:,} for ONNX"
+        if largest > LARGEST_EXACT_FP32:
+            needed = f"conv_transpose2d: int8 sums up to {LARGEST_EXACT_FP32:,} for ONNX"
             raise UnsupportedError(needed, f"up to {largest:,}", "cast to fp16 first")
         sides = [site.cast(name, "fp32") for name in site.inputs[:2]]
         sums = site.cast(site.one(op, *sides, **attrs), "int32")
@@ -491,11 +498,11 @@ def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
 
 @rule("max_pool2d", "avg_pool2d")
 def _pool(site: Site) -> Result:
-    a = site.attrs
+    attrs = site.attrs
     kernel = pair("kernel", site.attrs["kernel"])
-    step = kernel if a["stride"] is None else pair("stride", a["stride"])
-    attrs: dict[str, Any] = {"pads": _pads(site), "kernel_shape": kernel, "strides": step}
-    if "count_include_pad" not in a:
-        return site.one("MaxPool", *site.inputs, **attrs)
-    attrs["count_include_pad"] = int(a["count_include_pad"])
-    return site.one("AveragePool", *site.inputs, **attrs)
+    step = kernel if attrs["stride"] is None else pair("stride", attrs["stride"])
+    onnx_attrs: dict[str, Any] = {"pads": _pads(site), "kernel_shape": kernel, "strides": step}
+    if "count_include_pad" not in attrs:
+        return site.one("MaxPool", *site.inputs, **onnx_attrs)
+    onnx_attrs["count_include_pad"] = int(attrs["count_include_pad"])
+    return site.one("AveragePool", *site.inputs, **onnx_attrs)

@@ -55,13 +55,13 @@ class Writer:
         self.nodes.append(self._onnx.make_node(op, list(inputs), list(names), names[0], **attrs))
         return names
 
-    def finish(self, found: Sequence[str], wanted: Sequence[str]) -> None:
-        """Rename the tensors `found`, which the nodes since `begin` write, to `wanted`."""
+    def finish(self, written_names: Sequence[str], tensor_names: Sequence[str]) -> None:
+        """Rename what the nodes since `begin` write, `written_names`, to `tensor_names`."""
         # a rule of two nodes, Sqrt and Reciprocal: the output of the last one gets the name of the
         # graph's tensor
         new_nodes = self.nodes[self._start :]
         new_names = {name for node in new_nodes for name in node.output}
-        for name, target in zip(found, wanted, strict=True):
+        for name, target in zip(written_names, tensor_names, strict=True):
             if name not in new_names:
                 self.nodes.append(self._onnx.make_node("Identity", [name], [target], target))
                 continue
@@ -69,7 +69,7 @@ class Writer:
             for node in new_nodes:
                 node.input[:] = [target if n == name else n for n in node.input]
                 node.output[:] = [target if n == name else n for n in node.output]
-        for name in new_names.intersection(found):
+        for name in new_names.intersection(written_names):
             # the replaced names are no longer used: they are free again
             self._names.discard(name)
 
@@ -117,8 +117,8 @@ class Site:
     op: str
     writer: Writer
     inputs: tuple[str, ...]
-    given: tuple[TensorType, ...]
-    wanted: tuple[TensorType, ...]
+    in_types: tuple[TensorType, ...]
+    out_types: tuple[TensorType, ...]
     attrs: dict[str, Any]
 
     def one(self, op: str, *inputs: str, **attrs: Any) -> str:
@@ -128,33 +128,33 @@ class Site:
     @property
     def dtype(self) -> str:
         """Format of the first input."""
-        return self.given[0].dtype
+        return self.in_types[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the first input."""
-        return self.given[0].shape
+        return self.in_types[0].shape
 
     def cast(self, name: str, dtype: str) -> str:
         """Append a Cast of a tensor to a format; return the result's name."""
         return self.one("Cast", name, to=ONNX_TYPES[dtype])
 
-    def wide(self) -> list[str]:
+    def in_fp32(self) -> list[str]:
         """Return the names of the inputs; those in fp16 or bf16 are cast to fp32."""
         return [
             self.cast(name, "fp32") if kind.dtype in NARROW else name
-            for name, kind in zip(self.inputs, self.given, strict=True)
+            for name, kind in zip(self.inputs, self.in_types, strict=True)
         ]
 
-    def growing(self) -> list[str]:
+    def factors(self) -> list[str]:
         """Return the inputs, cast to fp32 if an fp16 or bf16 product has an fp32 result."""
         # ONNX's MatMul of fp16 gives fp16: for fp32 sums the factors are cast first
-        grows = self.dtype in NARROW and self.wanted[0].dtype == "fp32"
-        return self.wide() if grows else list(self.inputs)
+        grows = self.dtype in NARROW and self.out_types[0].dtype == "fp32"
+        return self.in_fp32() if grows else list(self.inputs)
 
-    def back(self, name: str) -> str:
+    def from_fp32(self, name: str) -> str:
         """Return an fp32 tensor cast to the node's output format."""
-        dtype = self.wanted[0].dtype
+        dtype = self.out_types[0].dtype
         return name if dtype == "fp32" else self.cast(name, dtype)
 
 

@@ -78,12 +78,12 @@ class _Host:
     """Computes a model on the host: the values so far, and the evaluators of its nodes."""
 
     def __init__(
-        self, onnx: Any, model: ModelProto, values: dict[str, Any], wanted: Sequence[str]
+        self, onnx: Any, model: ModelProto, values: dict[str, Any], needed_names: Sequence[str]
     ) -> None:
         self.onnx = onnx
         self.model = model
         self.values = values
-        self.wanted = wanted
+        self.needed_names = needed_names
         self.opset = version_of(model)
         self.has_runtime = importlib.util.find_spec("onnxruntime") is not None
 
@@ -97,67 +97,71 @@ class _Host:
                 parts.append((names, []))
             parts[-1][1].append(node)
         for i, (names, nodes_of_part) in enumerate(parts):
-            later = [node for _, later_nodes in parts[i + 1 :] for node in later_nodes]
-            reads = [name for node in later for name in all_reads(node)]
-            self.part(names, nodes_of_part, [*self.wanted, *reads])
+            later_nodes_of_model = [
+                node for _, later_nodes in parts[i + 1 :] for node in later_nodes
+            ]
+            reads = [name for node in later_nodes_of_model for name in all_reads(node)]
+            self.compute_part(names, nodes_of_part, [*self.needed_names, *reads])
 
     def evaluators(self, node: NodeProto) -> tuple[str, ...]:
         """Return the installed evaluators that are correct for a node; raise if there is none."""
-        right = witnesses.evaluators(node, self.opset)
-        installed = tuple(name for name in right if name != RUNTIME or self.has_runtime)
+        correct = witnesses.evaluators(node, self.opset)
+        installed = tuple(name for name in correct if name != RUNTIME or self.has_runtime)
         if installed:
             return installed
         raise self.refused(node, [])
 
-    def part(
-        self, names: tuple[str, ...], nodes: Sequence[NodeProto], wanted: Sequence[str]
+    def compute_part(
+        self, names: tuple[str, ...], nodes: Sequence[NodeProto], needed_names: Sequence[str]
     ) -> None:
         """Compute nodes by their common evaluator; if it raises an error, compute each half."""
         try:
-            self.values.update(self.ask(names[0], nodes, wanted))
+            self.values.update(self.run_evaluator(names[0], nodes, needed_names))
         except Exception as error:  # evaluators raise any type of exception
             reason = f"{names[0]}: {_first_line(error)}"
         else:
             return
         if len(nodes) == 1:
-            self.alone(nodes[0], self.evaluators(nodes[0])[1:], wanted, reason)
+            self.compute_node(nodes[0], self.evaluators(nodes[0])[1:], needed_names, reason)
             return
-        # an evaluator does not say which node it refuses: six halvings find it among 64
+        # an evaluator does not say which node it refuses: six halvings find the node among 64
         half = len(nodes) // 2
         # the first half must also return tensors that only the second half reads
         reads = [name for node in nodes[half:] for name in all_reads(node)]
-        self.part(names, nodes[:half], [*wanted, *reads])
-        self.part(names, nodes[half:], wanted)
+        self.compute_part(names, nodes[:half], [*needed_names, *reads])
+        self.compute_part(names, nodes[half:], needed_names)
 
-    def alone(
-        self, node: NodeProto, names: Sequence[str], wanted: Sequence[str], reason: str
+    def compute_node(
+        self, node: NodeProto, names: Sequence[str], needed_names: Sequence[str], reason: str
     ) -> None:
         """Compute one node by the first of the other evaluators that does not raise an error."""
         reasons = [reason]
         for name in names:
             try:
-                self.values.update(self.ask(name, [node], wanted))
+                self.values.update(self.run_evaluator(name, [node], needed_names))
             except Exception as error:  # as above
                 reasons.append(f"{name}: {_first_line(error)}")
             else:
                 return
         raise self.refused(node, reasons)
 
-    def ask(self, name: str, nodes: Sequence[NodeProto], wanted: Sequence[str]) -> dict[str, Any]:
-        """Return the tensors in `wanted` that nodes write, computed by one evaluator."""
-        reads, writes = ends(nodes, wanted)
+    def run_evaluator(
+        self, evaluator: str, nodes: Sequence[NodeProto], needed_names: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return the tensors in `needed_names` that nodes write, computed by one evaluator."""
+        reads, writes = reads_and_writes(nodes, needed_names)
         # weights are stored in the model of the part, values computed so far are its inputs
         sub = sub_model(self.model, nodes, reads, writes, self.values)
         stored = {tensor.name for tensor in sub.graph.initializer}
         feed = {name: self.values[name] for name in reads if name not in stored}
         if not writes:
             return {}
-        run = {RUNTIME: _onnxruntime, REFERENCE: _reference, GRAPH: _own_graph}[name]
+        run = {RUNTIME: _onnxruntime, REFERENCE: _reference, GRAPH: _own_graph}[evaluator]
         try:
             results = run(sub, writes, feed)
         except Exception:
             # the runtime may be older than the file's version of an operator
-            older = _in_oldest_words(sub, self.onnx) if name == RUNTIME else None
+            older = _in_oldest_opset(sub, self.onnx) if evaluator == RUNTIME else None
             if older is None:
                 raise
             results = run(older, writes, feed)
@@ -166,30 +170,30 @@ class _Host:
     def refused(self, node: NodeProto, reasons: Sequence[str]) -> UnsupportedError:
         """Return the error for a node that no installed evaluator computes correctly."""
         where = f"node {title(node)} ({node.op_type})"
-        accused = next(witnesses.faults_within(node, self.opset, REFERENCE), None)
-        if self.has_runtime or not (accused or node.domain not in STANDARD):
+        faulty = next(witnesses.faults_within(node, self.opset, REFERENCE), None)
+        if self.has_runtime or not (faulty or node.domain not in STANDARD):
             needed = f"{where}: an operator that the host computes"
             return UnsupportedError(needed, "; ".join(reasons), "check the model and its inputs")
-        got = f"{REFERENCE}, which {accused[1].does}" if accused else "none"
+        got = f"{REFERENCE}, which {faulty[1].does}" if faulty else "none"
         return UnsupportedError(f"{where}: onnxruntime, which computes it", got, INSTALL)
 
 
-def _in_oldest_words(model: ModelProto, onnx: Any) -> ModelProto | None:
-    """Return an equal model with the oldest possible operator version; None if it has that.
+def _in_oldest_opset(model: ModelProto, onnx: Any) -> ModelProto | None:
+    """Return an equal model in the oldest operator set that has its operators; None if it is that.
 
     A runtime may lack kernels for the newest version of an operator, or refuse files that name a
     version newer than itself, although each operator in it is old.
     """
-    begins = []
+    introduced_in = []
     for node in model.graph.node:
         if node.domain in STANDARD:
             schema = onnx.defs.get_schema(node.op_type, version_of(model), "")
             if schema.since_version == WIDER_TYPES:
                 schema = onnx.defs.get_schema(node.op_type, WIDER_TYPES - 1, "")
             # opset 21 with Relu (since 14) and Add (since 14): the model is the same in opset 14
-            begins.append(schema.since_version)
+            introduced_in.append(schema.since_version)
     # each operator needs the version that introduced its present form: take the newest of these
-    oldest = max(begins, default=version_of(model))
+    oldest = max(introduced_in, default=version_of(model))
     if oldest == version_of(model) or any(list(inner_graphs(node)) for node in model.graph.node):
         return None
     older: ModelProto = onnx.ModelProto()
@@ -288,12 +292,12 @@ def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
     del model.graph.node[:]
     model.graph.node.extend(ordered.node)
     # names of nodes are optional in ONNX; here they are keys of dictionaries
-    seen: Counter[str] = Counter()
+    title_counts: Counter[str] = Counter()
     for node in model.graph.node:
         # two nodes "Relu" become Relu and Relu_1
         name = title(node)
-        node.name = f"{name}_{seen[name]}" if seen[name] else name
-        seen[name] += 1
+        node.name = f"{name}_{title_counts[name]}" if title_counts[name] else name
+        title_counts[name] += 1
     return model
 
 
@@ -311,11 +315,13 @@ def all_reads(node: NodeProto) -> list[str]:
     return list(dict.fromkeys(reads))
 
 
-def ends(nodes: Sequence[NodeProto], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names that nodes read from outside, and those in `wanted` that they write."""
+def reads_and_writes(
+    nodes: Sequence[NodeProto], needed_names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the names that nodes read from outside, and which of `needed_names` they write."""
     written = {name for node in nodes for name in node.output if name}
     reads = [name for node in nodes for name in all_reads(node) if name not in written]
-    return list(dict.fromkeys(reads)), [n for n in dict.fromkeys(wanted) if n in written]
+    return list(dict.fromkeys(reads)), [n for n in dict.fromkeys(needed_names) if n in written]
 
 
 def sub_model(
@@ -330,7 +336,7 @@ def sub_model(
     import onnx
 
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    fixed = stored.keys() | (constants or set())
+    stored_names = stored.keys() | (constants or set())
     sub = onnx.ModelProto(ir_version=model.ir_version)
     sub.opset_import.extend(model.opset_import)
     sub.functions.extend(model.functions)
@@ -340,7 +346,7 @@ def sub_model(
     for name in reads:
         if name in stored:
             graph.initializer.append(stored[name])
-        elif name in fixed and is_numbers(values[name]):
+        elif name in stored_names and is_numbers(values[name]):
             graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values[name]), name))
         else:
             graph.input.append(entry_of(name, values[name]))
@@ -381,16 +387,16 @@ def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
     reads = [values.get(name) for name in all_reads(node)]
     factors = [values.get(name) for name in node.input]
     writes = [values.get(name) for name in node.output if name]
-    read = sum(size_bytes(value) for value in reads)
+    read_bytes = sum(size_bytes(value) for value in reads)
     place = MULTIPLIES.get(node.op_type)
     if place is not None:
         x, w, y = (np.asarray(v) for v in (factors[0], factors[place], writes[0]))
-        deep = w.shape[1:] if "Conv" in node.op_type else x.shape[-1:]
+        depth_sizes = w.shape[1:] if "Conv" in node.op_type else x.shape[-1:]
         pair_bytes = x.dtype.itemsize + w.dtype.itemsize
         # (8, 64) times (64, 32) in fp32: 256 results of 64 products, two factors of 4 bytes each,
         # make 131 kB; the matrices alone are 10 kB
-        read = max(read, y.size * math.prod(deep) * pair_bytes)
-    return read + sum(size_bytes(value) for value in writes)
+        read_bytes = max(read_bytes, y.size * math.prod(depth_sizes) * pair_bytes)
+    return read_bytes + sum(size_bytes(value) for value in writes)
 
 
 def random_feed(

@@ -126,10 +126,9 @@ def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
 
 def _names(graph: GraphProto) -> set[str]:
     """Return the names of inputs and initialisers; raise `GraphError` for repeated ones."""
-    entries, weights, outs = (
-        [entry.name for entry in entries_of_kind]
-        for entries_of_kind in (graph.input, graph.initializer, graph.output)
-    )
+    entries = [entry.name for entry in graph.input]
+    weights = [tensor.name for tensor in graph.initializer]
+    outs = [entry.name for entry in graph.output]
     for kind, names in (("graph input", entries), ("initialiser", weights)):
         if len(set(names)) < len(names) or "" in names:
             twice = Counter(names).most_common(1)[0][0] if "" not in names else ""
@@ -155,18 +154,18 @@ def _names(graph: GraphProto) -> set[str]:
 def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
     """Return the nodes in the file's order if that is topological, else sorted."""
     available = set(ready)
-    sound = True
+    in_order = True
     for node in graph.node:
-        sound = sound and all(not name or name in available for name in node.input)
+        in_order = in_order and all(not name or name in available for name in node.input)
         available.update(node.output)
-    if sound:
+    if in_order:
         return list(graph.node)
     # if node 0 reads a tensor that node 2 writes, sorting puts 2 before 0
     writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     reads = ([writer[n] for n in node.input if n in writer] for node in graph.node)
-    missing = dict(enumerate(reads))
+    writers_read = dict(enumerate(reads))
     try:
-        return [graph.node[i] for i in TopologicalSorter(missing).static_order()]
+        return [graph.node[i] for i in TopologicalSorter(writers_read).static_order()]
     except CycleError as error:
         loop = [title(graph.node[i]) for i in error.args[1]]
         text = " -> ".join(loop if len(loop) < 8 else [*loop[:3], "...", *loop[-3:]])
@@ -183,8 +182,8 @@ _LISTS = ("floats", "ints", "strings")
 class Signature:
     """An operator in one opset: numbers of inputs, and attributes' defaults and types."""
 
-    least: int
-    most: int
+    min_inputs: int
+    max_inputs: int
     defaults: Mapping[str, Any]
     kinds: Mapping[str, int]
     required: frozenset[str]
@@ -247,14 +246,19 @@ def find(node: NodeProto, opset: int) -> Converter:
             remedy = f'register one: @converter("{name}") of ascend_lab.compiler.onnx'
         needed = f"{where}: one of the {len(CONVERTERS)} ONNX operators with kernels here"
         raise UnsupportedError(needed, name, remedy)
-    says = signature(node.op_type, opset)
-    if opset < known_converter.since or says is None:
+    standard = signature(node.op_type, opset)
+    if opset < known_converter.since or standard is None:
         versions = f"{known_converter.since} to {NEWEST_OPSET}"
         needed = f"{where} ({node.op_type}): operators of version {versions}"
         raise UnsupportedError(needed, f"opset {opset}", "convert the model to a newer opset")
-    if not says.least <= len(node.input) <= says.most:
-        count = f"{says.least} to {says.most}" if says.least < says.most else f"{says.most}"
-        needed = f"{where} ({node.op_type}): {count} input{'s' * (says.most > 1)}"
+    if not standard.min_inputs <= len(node.input) <= standard.max_inputs:
+        count = (
+            f"{standard.min_inputs} to {standard.max_inputs}"
+            if standard.min_inputs < standard.max_inputs
+            else f"{standard.max_inputs}"
+        )
+        plural = "s" if standard.max_inputs > 1 else ""
+        needed = f"{where} ({node.op_type}): {count} input{plural}"
         raise UnsupportedError(needed, str(len(node.input)), "correct the node")
     return known_converter
 
@@ -269,9 +273,9 @@ def attributes(
     where = f"node {title(node)} ({node.op_type})"
     if is_own(node):  # attributes of any name and type, without defaults
         return {a.name: read_with_kind(a, where)[1] for a in node.attribute}
-    says = signature(node.op_type, opset)
-    assert says is not None
-    values = dict(says.defaults)
+    standard = signature(node.op_type, opset)
+    assert standard is not None
+    values = dict(standard.defaults)
     for attribute in node.attribute:
         name = attribute.name
         # inside a function an attribute may refer to one of the function's node
@@ -283,13 +287,13 @@ def attributes(
             known_names = ", ".join(values) or "none"
             raise UnsupportedError(f"{where}: attributes {known_names}", name, "remove it")
         kind, value = read_with_kind(attribute, where)
-        if kind != says.kinds.get(name, kind):
-            kind_name = _KINDS.get(says.kinds[name], "other")
+        if kind != standard.kinds.get(name, kind):
+            kind_name = _KINDS.get(standard.kinds[name], "other")
             raise GraphError(
                 f"{where}: attribute {name} as {kind_name}", repr(value)[:40], "correct it"
             )
         values[name] = value
-    for name in says.required:
+    for name in standard.required:
         if values[name] in (None, ()) and name not in {a.name for a in node.attribute}:
             raise GraphError(f"{where}: attribute {name}", "none", "the standard requires it")
     return values
@@ -355,12 +359,12 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
         needed_text = f"{where}: {needed} bytes or numbers for {shape} of {elem}"
         raise InputError(needed_text, str(got), "export again")
 
-    def made() -> Values:
+    def read_values() -> Values:
         from onnx import numpy_helper
 
         return numpy_helper.to_array(proto)
 
-    return Tensor(elem, shape, known=made, name=proto.name)
+    return Tensor(elem, shape, known=read_values, name=proto.name)
 
 
 def _external(proto: TensorProto, folder: Path | None) -> Callable[[], Values]:
@@ -408,8 +412,10 @@ def _inside(where: str, folder: Path, location: str) -> Path:
     """Return the file; raise `InputError` unless, links resolved, it is in the model's folder."""
     relative = Path(location)
     needed = f"{where}: a file in the model's folder"
-    bad = not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
-    if bad or location[:1] == "\\" or ":" in location[:2]:
+    is_outside = (
+        not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
+    )
+    if is_outside or location[:1] == "\\" or ":" in location[:2]:
         raise InputError(needed, repr(location)[:80], "move it")
     # a file in the folder may be a link to another folder: its target has to be inside, too
     path = (folder / relative).resolve()

@@ -96,20 +96,23 @@ def _clamped_slice(size: int, start: int, end: int, step: int) -> slice:
 
 def _sliced(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
     """Return a slice; axes with a negative step are gathered in their order."""
-    forward = [p if p.step > 0 else slice(0, n, 1) for p, n in zip(parts, value.shape, strict=True)]
-    if forward != [slice(0, n, 1) for n in value.shape]:
+    all_of_axes = [slice(0, n, 1) for n in value.shape]
+    forward = [p if p.step > 0 else n for p, n in zip(parts, all_of_axes, strict=True)]
+    sliced = value
+    if forward != all_of_axes:
         begin, end, step = zip(*((p.start, p.stop, p.step) for p in forward), strict=True)
         steps = None if set(step) <= {1} else step
-        value = ctx.emit("slice", value, begin=begin, end=end, step=steps)
+        sliced = ctx.emit("slice", value, begin=begin, end=end, step=steps)
     for axis, axis_slice in enumerate(parts):
         if axis_slice.step < 0:
-            value = _gathered(ctx, value, np.arange(value.shape[axis])[axis_slice], axis)
-    return value
+            indices = np.arange(sliced.shape[axis])[axis_slice]
+            sliced = _gathered(ctx, sliced, indices, axis)
+    return sliced
 
 
-def _gathered(ctx: Context, x: Value, places: kinds.Values, axis: int) -> Value:
+def _gathered(ctx: Context, x: Value, indices: kinds.Values, axis: int) -> Value:
     """Return the slices of x at known places along an axis."""
-    return ctx.emit("gather", x, ctx.value(ctx.known_tensor(places, "int32")), axis=axis)
+    return ctx.emit("gather", x, ctx.value(ctx.known_tensor(indices, "int32")), axis=axis)
 
 
 @converter("Gather", types=(kinds.GRAPH_TYPES, kinds.INTEGERS))
@@ -203,7 +206,8 @@ def _padded_by_elements(
                 str(pad_before + size + pad_after),
             )
         # `reflect` does not repeat the border element; `wrap` does, and can pad one element more
-        if mode != "edge" and max(pad_before, pad_after) >= size + (mode == "wrap"):
+        max_pad = size if mode == "wrap" else size - 1
+        if mode != "edge" and max(pad_before, pad_after) > max_pad:
             ctx.unsupported(
                 f"pads that axis {axis} of size {size} can fill", f"{pad_before}, {pad_after}"
             )
@@ -251,8 +255,6 @@ def _depth_space(ctx: Context) -> Value:
 
 
 # -- indices of largest elements, known indices ----------------------------------------------------
-
-
 def _index_of_extreme(
     ctx: Context, x: Value, axis: int, extreme: str, takes_last: bool = False
 ) -> Value:
@@ -260,10 +262,10 @@ def _index_of_extreme(
     size = x.shape[axis]
     # (3, 7, 7) has its maximum at indices 1 and 2; the smaller index, 1, is that of the first
     is_extreme = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
-    places = ctx.arange_along(size, axis, len(x.shape))
+    indices = ctx.arange_along(size, axis, len(x.shape))
     # if no element equals the extreme, as with NaN, the index must still lie on the axis
     not_extreme = ctx.constant_array(np.array(0 if takes_last else size - 1), "int32", "missed")
-    candidates = ctx.choose(is_extreme, places, not_extreme)
+    candidates = ctx.choose(is_extreme, indices, not_extreme)
     return ctx.emit(
         "reduce_max" if takes_last else "reduce_min", candidates, axis=axis, keepdims=True
     )
@@ -276,10 +278,10 @@ def _argmax(ctx: Context) -> Value:
     if not x.shape[axis]:
         ctx.unsupported("an axis with elements", str(x.shape))
     extreme = "reduce_max" if ctx.op == "ArgMax" else "reduce_min"
-    place = _index_of_extreme(ctx, x, axis, extreme, bool(ctx.attr("select_last_index")))
+    index = _index_of_extreme(ctx, x, axis, extreme, bool(ctx.attr("select_last_index")))
     if ctx.attr("keepdims"):
-        return place
-    return ctx.reshape(place, (*x.shape[:axis], *x.shape[axis + 1 :]))
+        return index
+    return ctx.reshape(index, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
 @converter("Hardmax", types=(kinds.FLOATS,))
@@ -295,10 +297,10 @@ def _hardmax(ctx: Context) -> Value:
     if ctx.opset < 13:
         x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
         axis = 1
-    place = _index_of_extreme(ctx, x, axis, "reduce_max")
-    places = ctx.arange_along(x.shape[axis], axis, len(x.shape))
+    index = _index_of_extreme(ctx, x, axis, "reduce_max")
+    indices = ctx.arange_along(x.shape[axis], axis, len(x.shape))
     # indices 0, 1, 2 and the largest element at 1: 0, 1, 0
-    one_hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
+    one_hot = ctx.cast(ctx.emit("equal", indices, index), x.type.dtype)
     return ctx.reshape(one_hot, shape)
 
 
@@ -324,13 +326,13 @@ def _reverse_sequence(ctx: Context) -> Value:
         ctx.unsupported("time and batch as the first two axes, one length each", f"{x.shape}")
     # 2 sequences of 4 steps, batch first: rows 0 .. 3 and 4 .. 7; lengths (3, 2) make 2 1 0 3 and 5
     # 4 6 7.
-    places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
-    rows_of_batch = places if batch == 0 else places.T
-    # `rows_of_batch` is a view: reversing its rows changes `places`
+    row_numbers = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
+    rows_of_batch = row_numbers if batch == 0 else row_numbers.T
+    # `rows_of_batch` is a view: reversing parts of its rows changes `row_numbers`
     for row, length in zip(rows_of_batch, lengths, strict=True):
         row[:length] = row[:length][::-1].copy()
-    flat = ctx.reshape(x, (places.size, *x.shape[2:]))
-    return ctx.reshape(_gathered(ctx, flat, places.ravel(), 0), x.shape)
+    flat = ctx.reshape(x, (row_numbers.size, *x.shape[2:]))
+    return ctx.reshape(_gathered(ctx, flat, row_numbers.ravel(), 0), x.shape)
 
 
 # -- reads and writes at computed indices ---------------------------------------------------------
@@ -388,10 +390,10 @@ def _scatter_elements(ctx: Context) -> Value:
     x = ctx.input(0)
     updates = ctx.input(2)
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
-    places = _element_numbers(ctx, x.shape, axis)
-    if updates.shape != places.shape:
-        ctx.unsupported(f"updates {places.shape}", str(updates.shape))
-    rows = [ctx.reshape(v, (v.type.elements,)) for v in (x, places, updates)]
+    element_numbers = _element_numbers(ctx, x.shape, axis)
+    if updates.shape != element_numbers.shape:
+        ctx.unsupported(f"updates {element_numbers.shape}", str(updates.shape))
+    rows = [ctx.reshape(v, (v.type.elements,)) for v in (x, element_numbers, updates)]
     return ctx.reshape(ctx.emit(_scatter_operator(ctx), *rows), x.shape)
 
 
@@ -453,13 +455,11 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
             f"k from 1 to {n}, at most {_MAX_COMPARISONS} comparisons", f"k {k} of {x.shape}"
         )
     order = (*(i for i in range(len(x.shape)) if i != axis), axis)
-    sorted_axis_last = ctx.emit("transpose", x, perm=order)
-    numbers = sorted_axis_last
+    axis_last = ctx.emit("transpose", x, perm=order)
+    numbers = axis_last
     if ctx.elem(0) in kinds.FLOATS:
-        is_number = ctx.emit("equal", sorted_axis_last, sorted_axis_last)
-        numbers = ctx.choose(
-            is_number, sorted_axis_last, ctx.constant_scalar(math.inf, x.type.dtype)
-        )
+        is_number = ctx.emit("equal", axis_last, axis_last)
+        numbers = ctx.choose(is_number, axis_last, ctx.constant_scalar(math.inf, x.type.dtype))
     # every element is compared with every other: (.., n, n) comparisons
     column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
     precedes = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
@@ -469,12 +469,12 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     # (3, 1, 3) has the ranks 0, 2, 1: of equal numbers the first comes first
     ranks = ctx.emit("reduce_sum", precedes_either, axis=-1, keepdims=True)
     hits = ctx.emit("equal", ranks, ctx.arange_along(k, 0, 1))
-    sorted_values = ctx.reshape(sorted_axis_last, column.shape)
-    values = ctx.choose(hits, sorted_values, ctx.constant_array(0, x.type.dtype, "none"))
-    places = ctx.emit("mul", hits, ctx.reshape(ctx.arange_along(n, 0, 1), (n, 1)))
+    elements = ctx.reshape(axis_last, column.shape)
+    values = ctx.choose(hits, elements, ctx.constant_array(0, x.type.dtype, "none"))
+    index_of_hit = ctx.emit("mul", hits, ctx.reshape(ctx.arange_along(n, 0, 1), (n, 1)))
     inverse_order = tuple(np.argsort(order))
-    values, places = (
+    values, index_of_hit = (
         ctx.emit("transpose", ctx.emit("reduce_sum", v, axis=-2), perm=inverse_order)
-        for v in (values, places)
+        for v in (values, index_of_hit)
     )
-    return values, ctx.with_elem(places, "int64")
+    return values, ctx.with_elem(index_of_hit, "int64")

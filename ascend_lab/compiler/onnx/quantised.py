@@ -15,12 +15,13 @@ from ascend_lab.operators.ops.quantised import OFFSETS, SCALES
 _NARROW = ("int8", "uint8")
 
 
-def _opposed(ctx: Context, x: Value, y: Value) -> Value:
+def _have_opposite_signs(ctx: Context, x: Value, y: Value) -> Value:
     """Return 1 where two numbers have different signs and neither is 0, else 0."""
-    return ctx.emit("less", _sign(ctx, x, y), ctx.constant_array(0, "int32", "zero"))
+    return ctx.emit("less", _sign_of_product(ctx, x, y), ctx.constant_array(0, "int32", "zero"))
 
 
-def _sign(ctx: Context, x: Value, y: Value) -> Value:
+def _sign_of_product(ctx: Context, x: Value, y: Value) -> Value:
+    """Return -1, 0 or 1, the sign of x y; the product itself might exceed 32 bits."""
     return ctx.emit("mul", ctx.emit("sign", x), ctx.emit("sign", y))
 
 
@@ -33,7 +34,7 @@ def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
     nearest = ctx.emit("div", x, y)
     remainder = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
     # the rounded quotient is too far from zero by 1 if remainder and x have different signs
-    step = ctx.emit("mul", _opposed(ctx, remainder, x), _sign(ctx, x, y))
+    step = ctx.emit("mul", _have_opposite_signs(ctx, remainder, x), _sign_of_product(ctx, x, y))
     return ctx.emit("sub", nearest, step), ctx.emit("add", remainder, ctx.emit("mul", step, y))
 
 
@@ -42,7 +43,9 @@ def modulo(ctx: Context, x: Value, y: Value) -> Value:
     # -7 modulo 2: the remainder -1 has not the sign of 2, so it becomes -1 + 2 = 1
     remainder = divided(ctx, x, y)[1]
     y = ctx.cast(y, "int32")
-    return ctx.choose(_opposed(ctx, remainder, y), ctx.emit("add", remainder, y), remainder)
+    return ctx.choose(
+        _have_opposite_signs(ctx, remainder, y), ctx.emit("add", remainder, y), remainder
+    )
 
 
 def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
@@ -78,8 +81,8 @@ def _shift(ctx: Context) -> Value:
         ctx.unsupported("direction LEFT or RIGHT", str(ctx.attr("direction")))
     largest_shift = (32 if dtype == "int32" else 8) - (1 if is_left or dtype != "int32" else 2)
     powers = (2 ** np.arange(largest_shift + 1, dtype=np.int64)).astype(np.int32)
-    places = ctx.emit("clip", y, low=0, high=largest_shift)
-    power = ctx.emit("gather", ctx.constant_array(powers, "int32", "powers"), places, axis=0)
+    shift = ctx.emit("clip", y, low=0, high=largest_shift)
+    power = ctx.emit("gather", ctx.constant_array(powers, "int32", "powers"), shift, axis=0)
     zero = ctx.constant_array(0, "int32", "zero")
     if is_left:
         moved = ctx.emit("mul", x, power)
@@ -89,13 +92,13 @@ def _shift(ctx: Context) -> Value:
         moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
         # a negative number shifted right by all its bits is -1
         sign = ctx.emit("neg", ctx.emit("less", x, zero))
-    inside = ctx.emit("equal", y, places)
+    inside = ctx.emit("equal", y, shift)
     shifted = ctx.choose(inside, moved, sign)
     return shifted if dtype == "int32" else wrapped(ctx, shifted, dtype)
 
 
 # -- quantised tensors: integers q that mean (q - zero point) * scale -----------------------------
-def _spread(ctx: Context, i: int, shape: Shape) -> Value:
+def _in_broadcast_shape(ctx: Context, i: int, shape: Shape) -> Value:
     """Return a scale or zero point shaped to broadcast: one for all, each row or each block."""
     numbers = ctx.input(i)
     block = ctx.attr("block_size")
@@ -117,7 +120,7 @@ def _spread(ctx: Context, i: int, shape: Shape) -> Value:
     return ctx.emit("gather", numbers, rows, axis=axis)
 
 
-def _one_step(ctx: Context) -> tuple[float, int] | None:
+def _known_scale(ctx: Context) -> tuple[float, int] | None:
     """Return scale and zero point if there is one of each and they are known, else None."""
     operands = [i for i in (1, 2) if ctx.has(i)]
     if any(ctx.tensor(i).known is None or ctx.tensor(i).elements != 1 for i in operands):
@@ -130,6 +133,7 @@ def _one_step(ctx: Context) -> tuple[float, int] | None:
 
 @converter("QuantizeLinear", types=((*FLOATS, "int32"), FLOATS, _NARROW), since=10)
 def _quantize(ctx: Context) -> Value:
+    """Return round(x / scale) + zero point: one operator for a known scale, several otherwise."""
     if ctx.attr("precision"):
         ctx.unsupported("the scale's precision", f"precision {ctx.attr('precision')}")
     output_dtype = ctx.attr("output_dtype")
@@ -140,52 +144,55 @@ def _quantize(ctx: Context) -> Value:
             "output in int8 or uint8", ctx.result if not output_dtype else str(output_dtype)
         )
     x = ctx.input(0)
-    step = _one_step(ctx)
-    if step is not None:
-        return ctx.emit("quantise", x, scale=step[0], offset=step[1], dtype=ctx.result)
-    scale = _spread(ctx, 1, x.shape)
+    if known := _known_scale(ctx):
+        number, offset = known
+        return ctx.emit("quantise", x, scale=number, offset=offset, dtype=ctx.result)
+    scale = _in_broadcast_shape(ctx, 1, x.shape)
     ratio = ctx.emit("div", ctx.cast(x, scale.type.dtype), scale)
     rounded = ctx.cast(ctx.emit("round", ratio), "fp32")
     if ctx.has(2):
-        rounded = ctx.emit("add", rounded, ctx.cast(_spread(ctx, 2, x.shape), "fp32"))
+        rounded = ctx.emit("add", rounded, ctx.cast(_in_broadcast_shape(ctx, 2, x.shape), "fp32"))
     return ctx.cast(rounded, ctx.result)
 
 
 @converter("DequantizeLinear", types=((*_NARROW, "int32"), FLOATS, (*_NARROW, "int32")), since=10)
 def _dequantize(ctx: Context) -> Value:
+    """Return (x - zero point) scale: one operator if scale and zero point allow it."""
     output_dtype = ctx.attr("output_dtype")
-    (ctx.result, step) = (ctx.elem(1), _one_step(ctx))
+    known = _known_scale(ctx)
+    ctx.result = ctx.elem(1)
     if output_dtype and ELEMENTS.get(output_dtype, ("",))[0] != ctx.result:
         ctx.unsupported("output in the scale's type", f"output_dtype {output_dtype}")
-    if step is not None:
+    if known:
+        number, offset = known
         dtype = ctx.input(1).type.dtype
-        return ctx.emit("dequantise", ctx.input(0), scale=step[0], offset=step[1], dtype=dtype)
-    scale = _spread(ctx, 1, ctx.shape(0))
+        return ctx.emit("dequantise", ctx.input(0), scale=number, offset=offset, dtype=dtype)
+    scale = _in_broadcast_shape(ctx, 1, ctx.shape(0))
     if not ctx.has(2) or (ctx.tensor(2).known is not None and not ctx.const(2).any()):
         wide = ctx.cast(scale, "fp32")  # no zero point, one scale for each channel
         return ctx.emit("dequantise", ctx.input(0), wide, dtype=scale.type.dtype)
     x = ctx.input(0, "int32")
     if ctx.has(2):
-        x = ctx.emit("sub", x, ctx.cast(_spread(ctx, 2, x.shape), "int32"))
+        x = ctx.emit("sub", x, ctx.cast(_in_broadcast_shape(ctx, 2, x.shape), "int32"))
     return ctx.emit("mul", ctx.cast(x, scale.type.dtype), scale)
 
 
-def _point(ctx: Context, zero: int, *, each: bool = False) -> Value | int:
+def _zero_point(ctx: Context, place: int, *, allows_several: bool = False) -> Value | int:
     """Return a zero point: 0 if there is none, a number if it is known, else an int32 tensor.
 
-    Raises `UnsupportedError` for several zero points, unless `each` allows them.
+    Raises `UnsupportedError` for several zero points, unless `allows_several`.
     """
-    if not ctx.has(zero):
+    if not ctx.has(place):
         return 0
-    tensor = ctx.tensor(zero)
-    points = np.unique(ctx.const(zero)) if tensor.known is not None else np.zeros(0)
+    tensor = ctx.tensor(place)
+    points = np.unique(ctx.const(place)) if tensor.known is not None else np.zeros(0)
     if points.size == 1:
         return int(points[0])
     if tensor.elements == 1:
-        return ctx.reshape(ctx.input(zero, "int32"), ())
-    if not each:
-        ctx.unsupported(f"input {zero}: one zero point", str(tensor.shape))
-    return ctx.input(zero, "int32")
+        return ctx.reshape(ctx.input(place, "int32"), ())
+    if not allows_several:
+        ctx.unsupported(f"input {place}: one zero point", str(tensor.shape))
+    return ctx.input(place, "int32")
 
 
 def _in_int8(ctx: Context, i: int, point: Value | int) -> tuple[Value, Value | int]:
@@ -199,35 +206,35 @@ def _in_int8(ctx: Context, i: int, point: Value | int) -> tuple[Value, Value | i
     return moved, point - 128 if isinstance(point, int) else ctx.emit("sub", point, half)
 
 
-def _less(ctx: Context, total: Value, sums: Value, point: Value | int) -> Value:
+def _minus_product(ctx: Context, total: Value, sums: Value, point: Value | int) -> Value:
     """Return total - sums x point."""
     number = ctx.constant_array(point, "int32", "point") if isinstance(point, int) else point
     return ctx.emit("sub", total, ctx.emit("mul", sums, number))
 
 
 def _product(ctx: Context, factors: tuple[int, int], zeros: tuple[int, int]) -> Value:
-    """Return sum (a - oa) (b - ob) of the inputs `factors` and their zero points `zeros`.
+    """Return sum (a - za) (b - zb) of the inputs `factors` and their zero points `zeros`.
 
-    The cube multiplies int8 numbers: the result is sum a b - oa sum b - ob sum (a - oa).
+    The cube multiplies int8 numbers: the result is sum a b - za sum b - zb sum (a - za).
     """
-    (i, j) = factors
-    rows = ctx.shape(factors[0])
-    if min(len(rows), len(ctx.shape(j))) < 2:
-        ctx.unsupported("matrices", f"{rows} and {ctx.shape(j)}")
-    op = "matmul" if len(rows) == len(ctx.shape(j)) == 2 else "batch_matmul"
-    a, low_a = _in_int8(ctx, i, _point(ctx, zeros[0], each=True))
-    b, low_b = _in_int8(ctx, j, _point(ctx, zeros[1], each=True))
-    if not isinstance(low_a, int) and len(low_a.shape) == 1:  # one zero point for each row
-        low_a = ctx.reshape(low_a, (*low_a.shape, 1))
+    a_shape, b_shape = (ctx.shape(place) for place in factors)
+    if min(len(a_shape), len(b_shape)) < 2:
+        ctx.unsupported("matrices", f"{a_shape} and {b_shape}")
+    op = "matmul" if len(a_shape) == len(b_shape) == 2 else "batch_matmul"
+    a, a_point = _in_int8(ctx, factors[0], _zero_point(ctx, zeros[0], allows_several=True))
+    b, b_point = _in_int8(ctx, factors[1], _zero_point(ctx, zeros[1], allows_several=True))
+    if not isinstance(a_point, int) and len(a_point.shape) == 1:  # one zero point for each row
+        a_point = ctx.reshape(a_point, (*a_point.shape, 1))
     total = ctx.emit(op, a, b)
-    if low_a != 0:
+    if a_point != 0:
         columns = ctx.emit("reduce_sum", ctx.cast(b, "int32"), axis=-2, keepdims=True)
-        total = _less(ctx, total, columns, low_a)
-    if low_b != 0:
+        total = _minus_product(ctx, total, columns, a_point)
+    if b_point != 0:
         sums = ctx.emit("reduce_sum", ctx.cast(a, "int32"), axis=-1, keepdims=True)
-        if low_a != 0:
-            sums = _less(ctx, sums, ctx.constant_array(rows[-1], "int32", "terms"), low_a)
-        total = _less(ctx, total, sums, low_b)
+        if a_point != 0:
+            terms = ctx.constant_array(a_shape[-1], "int32", "terms")
+            sums = _minus_product(ctx, sums, terms, a_point)
+        total = _minus_product(ctx, total, sums, b_point)
     return total
 
 
@@ -241,39 +248,41 @@ def _convolved(
 ) -> Value:
     """Return the convolution in int32 of the inputs `factors` minus their zero points `zeros`.
 
-    The cube multiplies int8 numbers: the result is sum (x - ox) w - ow sum (x - ox); the last sum
-    is a convolution whose weights are ones.
+    The cube multiplies int8 numbers: with zero points zx and zw the result is
+    sum (x - zx) w - zw sum (x - zx); the last sum is a convolution whose weights are ones.
     """
     i, j = factors
-    x, low = _in_int8(ctx, i, _point(ctx, zeros[0]))
-    w, points = _in_int8(ctx, j, _point(ctx, zeros[1], each=True))
-    total = _above(ctx, x, low, w, *bias)
-    if points == 0:
+    x, x_point = _in_int8(ctx, i, _zero_point(ctx, zeros[0]))
+    w, w_points = _in_int8(ctx, j, _zero_point(ctx, zeros[1], allows_several=True))
+    total = _convolved_from_zero(ctx, x, x_point, w, *bias)
+    if w_points == 0:
         return total
-    if not isinstance(points, int) and points.shape:  # one zero point for each channel
-        points = ctx.reshape(points, (points.type.elements, *(1,) * (len(w.shape) - 2)))
+    if not isinstance(w_points, int) and w_points.shape:  # one zero point for each channel
+        w_points = ctx.reshape(w_points, (w_points.type.elements, *(1,) * (len(w.shape) - 2)))
     # sum x over each window, as a convolution with ones
     ones = ctx.constant_array(np.ones(w.shape), "int8", "ones")
-    return _less(ctx, total, _above(ctx, x, low, ones), points)
+    return _minus_product(ctx, total, _convolved_from_zero(ctx, x, x_point, ones), w_points)
 
 
-def _above(ctx: Context, x: Value, low: Value | int, w: Value, *bias: Value) -> Value:
-    """Return sum (x - low) w + bias of int8 tensors, where padding counts as 0.
+def _convolved_from_zero(
+    ctx: Context, x: Value, zero_point: Value | int, w: Value, *bias: Value
+) -> Value:
+    """Return sum (x - z) w + bias of int8 tensors with zero point z, where padding counts as 0.
 
-    A known zero point `low` pads the image, and the bias of the layer contains -low sum w. If it is
-    not known, low times the sums of the weights that lie on the image is subtracted.
+    A known z pads the image, and the bias of the layer contains -z sum w. If z is not known, it is
+    multiplied with the sums of the weights that lie on the image, and the product is subtracted.
     """
-    if not isinstance(low, int):
+    if not isinstance(zero_point, int):
         inside = ctx.constant_array(np.ones((1, *x.shape[1:])), "int8", "inside")
         counts = windows.convolved(ctx, inside, w)
-        return _less(ctx, windows.convolved(ctx, x, w, *bias), counts, low)
-    if low:
-        # -low sum w for each filter: one number, so that it fits in the bias
+        return _minus_product(ctx, windows.convolved(ctx, x, w, *bias), counts, zero_point)
+    if zero_point:
+        # -z sum w for each filter: one number, so that it fits in the bias
         axes = tuple(range(1, len(w.shape)))
         sums = ctx.emit("reduce_sum", ctx.cast(w, "int32"), axis=axes, keepdims=False)
-        border_sums = ctx.emit("mul", sums, ctx.constant_array(-low, "int32", "point"))
+        border_sums = ctx.emit("mul", sums, ctx.constant_array(-zero_point, "int32", "point"))
         bias = (ctx.emit("add", bias[0], border_sums) if bias else border_sums,)
-    return windows.convolved(ctx, x, w, *bias, border=low)
+    return windows.convolved(ctx, x, w, *bias, border=zero_point)
 
 
 @converter("ConvInteger", types=(_NARROW,), result="int32", since=10)
@@ -281,17 +290,18 @@ def _conv_integer(ctx: Context) -> Value:
     return _convolved(ctx, (0, 1), (2, 3))
 
 
-def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value:
+def _rescaled(ctx: Context, total: Value, added_axes: tuple[int, int]) -> Value:
     """Return sums in the output's scale: times a b / y, rounded, plus the zero point, clipped.
 
-    a, b and y are the scales. `axes_behind` are the axes to add after scales of a and of b that
-    have one number for each row or channel.
+    a, b and y are the scales. `added_axes` are the numbers of axes to append to scales of a and of
+    b that have one number for each row or channel.
     """
     scales = []
-    for i, behind in zip((1, 4, 6), (*axes_behind, 0), strict=True):
+    for i, axis_count in zip((1, 4, 6), (*added_axes, 0), strict=True):
         scale = ctx.input(i, "fp32")
         is_single = scale.type.elements == 1
-        scales.append(ctx.reshape(scale, () if is_single else (*scale.shape, *(1,) * behind)))
+        shape = () if is_single else (*scale.shape, *(1,) * axis_count)
+        scales.append(ctx.reshape(scale, shape))
     # scales 0.02 and 0.01 of the factors, 0.05 of the result: sums times 0.004
     ratio = ctx.emit("div", ctx.emit("mul", scales[0], scales[1]), scales[2])
     rounded = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
@@ -300,48 +310,48 @@ def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value
     return ctx.cast(ctx.emit("add", rounded, point), ctx.result)
 
 
-_EIGHT = (_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW)
+_QLINEAR_TYPES = (_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW)
 
 
-@converter("QLinearMatMul", types=_EIGHT, since=10)
+@converter("QLinearMatMul", types=_QLINEAR_TYPES, since=10)
 def _qlinear_matmul(ctx: Context) -> Value:
     total = _product(ctx, (0, 3), (2, 5))
     return _rescaled(ctx, total, (1 if len(ctx.shape(1)) == 1 else 0, 0))
 
 
-@converter("QLinearConv", types=(*_EIGHT, ("int32",)), since=10)
+@converter("QLinearConv", types=(*_QLINEAR_TYPES, ("int32",)), since=10)
 def _qlinear_conv(ctx: Context) -> Value:
     total = _convolved(ctx, (0, 3), (2, 5), *((ctx.input(8),) if ctx.has(8) else ()))
     return _rescaled(ctx, total, (0, len(ctx.shape(0)) - 2))
 
 
 # -- export ---------------------------------------------------------------------------------------
-def _as_whole(site: export_writer.Site, x: str, dtype: str) -> str:
-    a = site.attrs
-    step = site.writer.number(a["scale"] if "dtype" in a else 1.0, "fp32")
-    return site.one("QuantizeLinear", x, step, site.writer.number(a["offset"], dtype))
+def _quantised_from(site: export_writer.Site, x: str, dtype: str) -> str:
+    attrs = site.attrs
+    step = site.writer.number(attrs["scale"] if "dtype" in attrs else 1.0, "fp32")
+    return site.one("QuantizeLinear", x, step, site.writer.number(attrs["offset"], dtype))
 
 
 def _as_float(site: export_writer.Site, x: str, dtype: str, *bias: str) -> str:
     """Return (x + bias - offset) scale in fp32; ONNX's zero point has x's type, 0 for int32."""
-    a = site.attrs
+    attrs = site.attrs
     # a zero point of -7 fits in int8, 200 does not; int32 has no zero point
     lowest_byte = {"int8": -128, "uint8": 0}.get(dtype, 256)
-    is_integer = float(a["offset"]).is_integer()
-    if not bias and is_integer and lowest_byte <= a["offset"] < lowest_byte + 256:
-        point = site.writer.number(a["offset"], dtype)
-        return site.one("DequantizeLinear", x, site.writer.number(a["scale"], "fp32"), point)
+    is_integer = float(attrs["offset"]).is_integer()
+    if not bias and is_integer and lowest_byte <= attrs["offset"] < lowest_byte + 256:
+        point = site.writer.number(attrs["offset"], dtype)
+        return site.one("DequantizeLinear", x, site.writer.number(attrs["scale"], "fp32"), point)
     if bias:
         x = site.one("Add", x if dtype == "int32" else site.cast(x, "int32"), *bias)
     wide = site.cast(x, "fp32")
-    if "relu" not in a and a["offset"]:
-        wide = site.one("Sub", wide, site.writer.number(a["offset"], "fp32"))
-    return site.one("Mul", wide, site.writer.number(a["scale"], "fp32"))
+    if "relu" not in attrs and attrs["offset"]:
+        wide = site.one("Sub", wide, site.writer.number(attrs["offset"], "fp32"))
+    return site.one("Mul", wide, site.writer.number(attrs["scale"], "fp32"))
 
 
 @export_writer.rule("quantise")
 def _quantised_out(site: export_writer.Site) -> export_writer.Result:
-    return _as_whole(site, site.wide()[0], site.attrs["dtype"])
+    return _quantised_from(site, site.in_fp32()[0], site.attrs["dtype"])
 
 
 @export_writer.rule("dequantise", "requantise")
@@ -349,12 +359,12 @@ def _scaled_out(site: export_writer.Site) -> export_writer.Result:
     scaled = _as_float(site, site.inputs[0], site.dtype, *site.inputs[2:])
     scaled = site.one("Mul", scaled, site.inputs[1]) if len(site.inputs) > 1 else scaled
     if site.op == "dequantise":
-        return site.back(scaled)
+        return site.from_fp32(scaled)
     scaled = site.one("Relu", scaled) if site.attrs["relu"] else scaled
-    return _as_whole(site, scaled, "int8")
+    return _quantised_from(site, scaled, "int8")
 
 
 @export_writer.rule("add_dequantised")
 def _sum_out(site: export_writer.Site) -> export_writer.Result:
-    total = site.one("Add", site.wide()[0], _as_float(site, site.inputs[1], "int8"))
-    return site.back(total)
+    total = site.one("Add", site.in_fp32()[0], _as_float(site, site.inputs[1], "int8"))
+    return site.from_fp32(total)

@@ -24,11 +24,13 @@ _INPUTS = (FLOATS, FLOATS, FLOATS, (*FLOATS, "bool"), FLOATS, FLOATS, ("int64",)
 @converter("Attention", types=_INPUTS, since=23)
 def _attention(ctx: Context) -> Sequence[Value]:
     """Return an attention's outputs; its softmax is at least as precise as `softmax_precision`."""
-    queries, keys = (ctx.attr(f"{kind}_num_heads") or 0 for kind in ("q", "kv"))
-    q, k, v = (_heads(ctx, ctx.input(i), n) for i, n in enumerate((queries, keys, keys)))
+    query_heads, key_heads = (ctx.attr(f"{kind}_num_heads") or 0 for kind in ("q", "kv"))
+    head_counts = (query_heads, key_heads, key_heads)
+    q, k, v = (_heads(ctx, ctx.input(i), count) for i, count in enumerate(head_counts))
     if ctx.has(4) != ctx.has(5):
         ctx.unsupported("past_key and past_value", "one of them")
     if ctx.has(4):
+        # keys and values of earlier calls come before those of this one
         k, v = (ctx.emit("concat", ctx.input(i), x, axis=2) for i, x in ((4, k), (5, v)))
     present = [k, v]
     if q.shape[1] != k.shape[1]:
@@ -70,19 +72,19 @@ def _known_bias(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
     offset = past if lengths is None else (lengths - q[2]).reshape(-1, 1, 1, 1)
     # 2 queries after 3 past keys are at positions 3 and 4: if causal, they see keys 0 .. 3 and
     # 0 .. 4
-    at = np.arange(q[2]).reshape(-1, 1) + offset
+    positions = np.arange(q[2]).reshape(-1, 1) + offset
     key = np.arange(keys)
     left, right = (ctx.attr(f"{side}_window_size") for side in ("left", "right"))
-    seen = np.ones(np.broadcast_shapes(at.shape, key.shape), bool)
+    visible = np.ones(np.broadcast_shapes(positions.shape, key.shape), bool)
     if ctx.attr("is_causal"):
-        seen &= key <= at
+        visible &= key <= positions
     if left is not None and left >= 0:
-        seen &= key >= at - left
+        visible &= key >= positions - left
     if right is not None and right >= 0:
-        seen &= key <= at + right
+        visible &= key <= positions + right
     if lengths is not None:
-        seen &= key < lengths.reshape(-1, 1, 1, 1)
-    return None if seen.all() else np.where(seen, 0.0, -np.inf)
+        visible &= key < lengths.reshape(-1, 1, 1, 1)
+    return None if visible.all() else np.where(visible, 0.0, -np.inf)
 
 
 def _mask(ctx: Context, keys: int, dtype: str) -> Value:
@@ -120,24 +122,27 @@ def _attended(
     if mask is not None:
         added = mask if added is None else ctx.emit("add", added, mask)
     biased = capped if added is None else ctx.emit("add", capped, added)
-    shares = ctx.emit("softmax", biased, axis=-1)
+    weights = ctx.emit("softmax", biased, axis=-1)
     if added is not None and may_drop:
         # a row in which every key is masked holds only -inf, and softmax gives NaN: its weights
         # are set to 0
         row_max = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
-        none = ctx.emit("equal", row_max, ctx.constant_array(-math.inf, dtype, "none"))
-        shares = ctx.emit("select", none, ctx.constant_array(0, dtype, "zero"), shares)
-    stages += [capped, biased, shares]
+        all_masked = ctx.emit("equal", row_max, ctx.constant_array(-math.inf, dtype, "none"))
+        weights = ctx.emit("select", all_masked, ctx.constant_array(0, dtype, "zero"), weights)
+    stages += [capped, biased, weights]
     if not 0 <= mode < len(stages):
         ctx.unsupported("qk_matmul_output_mode 0 to 3", str(mode))
-    return ctx.emit("attention_context", shares, v), stages[mode] if wants_scores else None
+    return ctx.emit("attention_context", weights, v), stages[mode] if wants_scores else None
 
 
 # -- RNN, GRU, LSTM -------------------------------------------------------------------------------
 _TYPES = (FLOATS, FLOATS, FLOATS, FLOATS, ("int32",), FLOATS, FLOATS, FLOATS)
 _FUNCTIONS = ("sigmoid", "tanh", "relu")
+"""Activation functions of gates that are imported."""
 _MAX_STEPS = 512
+"""Most steps of a recurrent layer: each becomes nodes of the graph."""
 _MAX_TOKENS = 256
+"""Most steps of linear attention."""
 States = tuple[Value, ...]
 
 
@@ -153,11 +158,14 @@ class _Layer:
         self.functions = functions
         self.biases: tuple[Value, Value] | None = None
         if ctx.has(3):
-            biases = _own(ctx, ctx.input(3), d)
+            biases = _part_of_direction(ctx, ctx.input(3), d)
             half = biases.shape[0] // 2
             self.biases = ctx.part(biases, 0, 0, half), ctx.part(biases, 0, half, 2 * half)
-        self.peepholes = _own(ctx, ctx.input(7), d) if ctx.has(7) else None
-        self.weights = _own(ctx, ctx.input(1), d), _own(ctx, ctx.input(2), d)
+        self.peepholes = _part_of_direction(ctx, ctx.input(7), d) if ctx.has(7) else None
+        self.weights = (
+            _part_of_direction(ctx, ctx.input(1), d),
+            _part_of_direction(ctx, ctx.input(2), d),
+        )
 
     def gate(self, values: Value, begin: int, end: int, axis: int = 1) -> Value:
         """Return the part of `values` that belongs to the gates from `begin` to `end`."""
@@ -183,11 +191,11 @@ class _Layer:
         limited = self.ctx.emit("clip", x, low=-clip, high=clip) if clip else x
         return self.ctx.emit(self.functions[which], limited)
 
-    def peep(self, i: int, total: Value, c: Value) -> Value:
-        """Return `total` plus the cell state's part of gate i, if the layer has peepholes."""
+    def with_peephole(self, gate: int, total: Value, c: Value) -> Value:
+        """Return `total` plus the cell state's part of a gate, if the layer has peepholes."""
         if self.peepholes is None:
             return total
-        share = self.ctx.emit("mul", self.gate(self.peepholes, i, i + 1, 0), c)
+        share = self.ctx.emit("mul", self.gate(self.peepholes, gate, gate + 1, 0), c)
         return self.ctx.emit("add", total, share)
 
 
@@ -196,33 +204,38 @@ def _rnn_cell(layer: _Layer, x: Value, states: States) -> States:
 
 
 def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
+    """Return h' = (1 - z) n + z h with gates z and r, and the candidate n of x and r h."""
     ctx = layer.ctx
     (h,) = states
     gates = layer.gates(x, h, 0, 2)
-    update, reset = (layer.active(0, layer.gate(gates, i, i + 1)) for i in range(2))
-    fresh = layer.project(0, x, 2, 3)
+    update_gate, reset_gate = (layer.active(0, layer.gate(gates, i, i + 1)) for i in range(2))
+    candidate = layer.project(0, x, 2, 3)
     # r (h R + b), or (r h) R + b: PyTorch exports the first, the paper has the second
     if ctx.attr("linear_before_reset"):
-        from_state = ctx.emit("mul", reset, layer.project(1, h, 2, 3))
+        from_state = ctx.emit("mul", reset_gate, layer.project(1, h, 2, 3))
     else:
-        from_state = layer.project(1, ctx.emit("mul", reset, h), 2, 3)
-    fresh = layer.active(1, ctx.emit("add", fresh, from_state))
-    moved = ctx.emit("mul", update, ctx.emit("sub", h, fresh))  # (1 - z) fresh + z h
-    return (ctx.emit("add", fresh, moved),)
+        from_state = layer.project(1, ctx.emit("mul", reset_gate, h), 2, 3)
+    candidate = layer.active(1, ctx.emit("add", candidate, from_state))
+    # (1 - z) n + z h = n + z (h - n)
+    kept_difference = ctx.emit("mul", update_gate, ctx.emit("sub", h, candidate))
+    return (ctx.emit("add", candidate, kept_difference),)
 
 
 def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
+    """Return h' = o tanh(c') and c' = f c + i g, with gates i, o, f and the cell's input g."""
     ctx = layer.ctx
     (h, c) = states
     gates = layer.gates(x, h, 0, 4)
     # the file's order of gates: input, output, forget, cell
-    enter, leave, forget, fresh = (layer.gate(gates, i, i + 1) for i in range(4))
-    enter = layer.active(0, layer.peep(0, enter, c))
-    forget = layer.active(0, layer.peep(2, forget, c))
-    entering = ctx.emit("mul", enter, layer.active(1, fresh))
-    c = ctx.emit("add", ctx.emit("mul", forget, c), entering)
-    leave = layer.active(0, layer.peep(1, leave, c))
-    return ctx.emit("mul", leave, ctx.emit(layer.functions[2], c)), c
+    input_gate, output_gate, forget_gate, cell_input = (
+        layer.gate(gates, i, i + 1) for i in range(4)
+    )
+    input_gate = layer.active(0, layer.with_peephole(0, input_gate, c))
+    forget_gate = layer.active(0, layer.with_peephole(2, forget_gate, c))
+    added = ctx.emit("mul", input_gate, layer.active(1, cell_input))
+    c = ctx.emit("add", ctx.emit("mul", forget_gate, c), added)
+    output_gate = layer.active(0, layer.with_peephole(1, output_gate, c))
+    return ctx.emit("mul", output_gate, ctx.emit(layer.functions[2], c)), c
 
 
 Cell = Callable[[_Layer, Value, States], States]
@@ -240,36 +253,37 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     cell, gates, states, default = _CELLS[ctx.op]
     if ctx.attr("input_forget"):
         ctx.unsupported("input_forget = 0", "1")
-    turned = bool(ctx.attr("layout"))
+    batch_first = bool(ctx.attr("layout"))
     x = ctx.input(0)
-    x = ctx.emit("transpose", x, perm=(1, 0, 2)) if turned else x
+    x = ctx.emit("transpose", x, perm=(1, 0, 2)) if batch_first else x
     steps, batch, _ = x.shape
     directions, rows, _ = ctx.shape(1)
     # LSTM weights of 4 gates and 128 hidden units have 512 rows
     hidden = rows // gates
-    turns_of = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
-    order = turns_of.get(ctx.attr("direction"), ())
+    directions_of = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
+    order = directions_of.get(ctx.attr("direction"), ())
     if len(order) != directions or not 0 < steps <= _MAX_STEPS:
         ctx.unsupported(f"1 to {_MAX_STEPS} steps in a known direction", f"{steps} steps")
     if ctx.has(4) and set(ctx.ints(4)) != {steps}:
         ctx.unsupported(f"sequences of {steps} steps", str(ctx.ints(4)))
     names = _functions(ctx, default * directions)
     outs = []
-    lasts = []
+    last_states = []
     for d, direction in enumerate(order):
         layer = _Layer(ctx, d, hidden, names[d * len(default) : (d + 1) * len(default)])
-        now = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))
+        current = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))
         hiddens = []
         # a graph has no loops: each step becomes nodes
         for step in range(steps)[::direction]:
-            now = cell(layer, ctx.reshape(ctx.part(x, 0, step, step + 1), x.shape[1:]), now)
-            hiddens.append(ctx.reshape(now[0], (1, 1, batch, hidden)))
+            current = cell(layer, ctx.reshape(ctx.part(x, 0, step, step + 1), x.shape[1:]), current)
+            hiddens.append(ctx.reshape(current[0], (1, 1, batch, hidden)))
         # a layer that runs backward still returns its states in order of time
         outs.append(_joined(ctx, hiddens[::direction], 0))
-        lasts.append([ctx.reshape(s, (1, batch, hidden)) for s in now])
+        last_states.append([ctx.reshape(s, (1, batch, hidden)) for s in current])
     all_outputs = _joined(ctx, outs, 1)
-    final = [_joined(ctx, [final_state[i] for final_state in lasts], 0) for i in range(states)]
-    if not turned:
+    # from the states of each direction to the directions of each state
+    final = [_joined(ctx, list(directions), 0) for directions in zip(*last_states, strict=True)]
+    if not batch_first:
         return all_outputs, *final
     final = [ctx.emit("transpose", v, perm=(1, 0, 2)) for v in final]
     return ctx.emit("transpose", all_outputs, perm=(2, 0, 1, 3)), *final
@@ -288,7 +302,7 @@ def _functions(ctx: Context, default: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _own(ctx: Context, value: Value, d: int) -> Value:
+def _part_of_direction(ctx: Context, value: Value, d: int) -> Value:
     """Return the part of an input that belongs to direction d."""
     return ctx.reshape(ctx.part(value, 0, d, d + 1), value.shape[1:])
 
@@ -301,7 +315,7 @@ def _initial(ctx: Context, i: int, d: int, shape: tuple[int, int]) -> Value:
     state = ctx.input(i)
     if ctx.attr("layout"):
         state = ctx.emit("transpose", state, perm=(1, 0, 2))
-    return _own(ctx, state, d)
+    return _part_of_direction(ctx, state, d)
 
 
 # -- linear attention -----------------------------------------------------------------------------
@@ -311,16 +325,16 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
 
     A step makes the state e^g S + k^T v, or, with a beta, e^g S + k^T (beta (v - k e^g S)).
     """
-    rule, heads, readers = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))
+    rule, heads, query_heads = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))
     n, steps, width = ctx.shape(0)
     is_known = rule in ("linear", "gated", "delta", "gated_delta")
-    if not is_known or heads < 1 or readers % heads or not 0 < steps <= _MAX_TOKENS:
+    if not is_known or heads < 1 or query_heads % heads or not 0 < steps <= _MAX_TOKENS:
         ctx.unsupported(f"a known rule over 1 to {_MAX_TOKENS} steps", f"{rule}, {steps} steps")
     if ("gated" in rule) != ctx.has(4) or ("delta" in rule) != ctx.has(5):
         ctx.unsupported("decay for gated rules, beta for delta rules", rule)
-    q, k, v = (_steps(ctx, i, h) for i, h in ((0, readers), (1, heads), (2, heads)))
+    q, k, v = (_steps(ctx, i, h) for i, h in ((0, query_heads), (1, heads), (2, heads)))
     decay, beta = (_steps(ctx, i, 0) if ctx.has(i) else None for i in (4, 5))
-    scale = ctx.attr("scale") or 1 / math.sqrt(width // readers)
+    scale = ctx.attr("scale") or 1 / math.sqrt(width // query_heads)
     if ctx.has(3):
         state = ctx.input(3, "fp32")
     else:
@@ -330,23 +344,23 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
     for step in range(steps):
         key, value = (_row(ctx, x, step) for x in (k, v))
         if decay is not None:
-            gate = _row(ctx, decay, step)
-            kept = ctx.reshape(ctx.emit("exp", gate), (n, heads, gate.shape[-1], 1))
-            state = ctx.emit("mul", state, kept)
+            log_decay = _row(ctx, decay, step)
+            factor = ctx.reshape(ctx.emit("exp", log_decay), (n, heads, log_decay.shape[-1], 1))
+            state = ctx.emit("mul", state, factor)
         if beta is not None:
             difference = ctx.emit("sub", value, ctx.emit("batch_matmul", key, state))
             value = ctx.emit("mul", difference, _row(ctx, beta, step))
         # (n, heads, 1, d) transposed times (n, heads, 1, e): the outer product (n, heads, d, e)
-        learned = ctx.emit("batch_matmul", key, value, trans_a=True)
-        state = ctx.emit("add", state, learned)
+        outer_product = ctx.emit("batch_matmul", key, value, trans_a=True)
+        state = ctx.emit("add", state, outer_product)
         # several readers share a state, as in grouped attention
-        query = ctx.reshape(_row(ctx, q, step), (n, heads, readers // heads, k.shape[-1]))
+        query = ctx.reshape(_row(ctx, q, step), (n, heads, query_heads // heads, k.shape[-1]))
         read = ctx.emit("muls", ctx.emit("batch_matmul", query, state), number=scale)
-        outs.append(ctx.reshape(read, (n, 1, readers * v.shape[-1])))
-    like = 3 if ctx.has(3) else 0
-    final_state = ctx.cast(state, ctx.input(like).type.dtype)
+        outs.append(ctx.reshape(read, (n, 1, query_heads * v.shape[-1])))
+    state_input = 3 if ctx.has(3) else 0
+    final_state = ctx.cast(state, ctx.input(state_input).type.dtype)
     all_outputs = ctx.cast(_joined(ctx, outs, 1), ctx.input(0).type.dtype)
-    return all_outputs, ctx.with_elem(final_state, ctx.elem(like))
+    return all_outputs, ctx.with_elem(final_state, ctx.elem(state_input))
 
 
 def _steps(ctx: Context, i: int, heads: int) -> Value:

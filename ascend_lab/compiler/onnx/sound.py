@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 STANDARD = ("", "ai.onnx")
 """Names of the domain of the standard's operators."""
-MANY = 2**31 - 1
+ANY_NUMBER = 2**31 - 1
 """Largest number of inputs or outputs in the schema of an operator that takes any number."""
-LARGEST_PLACE = 2**24
+LARGEST_INDEX = 2**24
 """Largest index in a tensor that an attribute may state."""
 
 
@@ -47,13 +47,13 @@ def _check(node: NodeProto, opset: int, sizes: Mapping[str, int]) -> None:
             for inner in graph.node:
                 _check(inner, opset, sizes)
     if node.domain in STANDARD:
-        _check_ends(node, opset)
+        _check_operands(node, opset)
         if node.op_type == "Split":
             _check_split(node, sizes)
-        _check_places(node)
+        _check_indices(node)
 
 
-def _check_ends(node: NodeProto, opset: int) -> None:
+def _check_operands(node: NodeProto, opset: int) -> None:
     """Raise an error for wrong numbers of inputs or outputs, and for missing required inputs."""
     from onnx import defs
 
@@ -68,7 +68,9 @@ def _check_ends(node: NodeProto, opset: int) -> None:
     ):
         if not least_count <= len(names) <= most_count:
             text = (
-                f"{least_count} to {most_count}" if most_count < MANY else f"at least {least_count}"
+                f"{least_count} to {most_count}"
+                if most_count < ANY_NUMBER
+                else f"at least {least_count}"
             )
             count = f"{most_count}" if least_count == most_count else text
             plural = "s" if most_count > 1 else ""
@@ -77,10 +79,12 @@ def _check_ends(node: NodeProto, opset: int) -> None:
             )
     option = defs.OpSchema.FormalParameterOption
     for place, name in enumerate(node.input):
-        # Concat has one formal input for any number of inputs: input 5 follows that one
-        formal = schema.inputs[min(place, len(schema.inputs) - 1)]
-        if not name and formal.option != option.Optional:
-            raise GraphError(f"{where}: input {place}, {formal.name}", "none", "correct the node")
+        # Concat declares a single parameter for all its inputs: it describes input 5, too
+        parameter = schema.inputs[min(place, len(schema.inputs) - 1)]
+        if not name and parameter.option != option.Optional:
+            raise GraphError(
+                f"{where}: input {place}, {parameter.name}", "none", "correct the node"
+            )
 
 
 def _check_split(node: NodeProto, sizes: Mapping[str, int]) -> None:
@@ -95,9 +99,9 @@ def _check_split(node: NodeProto, sizes: Mapping[str, int]) -> None:
         raise GraphError(needed, str(len(node.output)), "correct the node")
 
 
-def _check_places(node: NodeProto) -> None:
-    """Raise an error for attributes with indices that are too large for any tensor."""
-    limits = {("GatherND", "batch_dims"): 16, ("TfIdfVectorizer", "ngram_indexes"): LARGEST_PLACE}
+def _check_indices(node: NodeProto) -> None:
+    """Raise an error for attributes with indices beyond the limits below."""
+    limits = {("GatherND", "batch_dims"): 16, ("TfIdfVectorizer", "ngram_indexes"): LARGEST_INDEX}
     for attribute in node.attribute:
         limit = limits.get((node.op_type, attribute.name))
         numbers = list(attribute.ints) or [attribute.i]

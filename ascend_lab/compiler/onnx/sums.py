@@ -73,12 +73,11 @@ def _parse_equation(ctx: Context) -> tuple[list[str], str]:
     if len(terms) != len(ctx.inputs):
         ctx.unsupported(f"a term for each of {len(ctx.inputs)} inputs", equation)
     full_terms = [_expand_ellipsis(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
-    # axes of an ellipsis are aligned at the right, as in broadcasting
-    # "...ij" of a tensor with 4 axes is "10ij": digits count from the right, so that "...j" of a
-    # tensor with 2 axes, "0j", shares the axis 0
-    ellipsis_labels = _ELLIPSIS_LABELS[
-        : max(sum(c in _ELLIPSIS_LABELS for c in term) for term in full_terms)
-    ][::-1]
+    # Axes of an ellipsis are aligned at the right, as in broadcasting: "...ij" of a tensor with 4
+    # axes is "10ij", with digits that count from the right, so that "...j" of a tensor with 2 axes,
+    # "0j", shares the axis 0.
+    longest = max(sum(c in _ELLIPSIS_LABELS for c in term) for term in full_terms)
+    ellipsis_labels = _ELLIPSIS_LABELS[:longest][::-1]
     if arrow:
         result = result.replace("...", ellipsis_labels)
     else:
@@ -127,17 +126,17 @@ def _product_of(
     # "bij,bjk->bik": batch b, inner j, rows i, columns k
     batch = "".join(name for name in left_labels if name in right_labels and name in needed)
     inner = "".join(name for name in left_labels if name in right_labels and name not in needed)
-    rows, columns = (
-        "".join(n for n in letters if n not in two)
-        for letters, two in ((left_labels, right_labels), (right_labels, left_labels))
-    )
+    rows = "".join(name for name in left_labels if name not in right_labels)
+    columns = "".join(name for name in right_labels if name not in left_labels)
 
-    def matrices(x: draft.Value, names: str, *groups: str) -> draft.Value:
+    def matrices(operand: draft.Value, names: str, *groups: str) -> draft.Value:
         """Return an operand as a batch of matrices, its axes grouped; sizes of 1 broadcast."""
-        wide = tuple(sizes[name] for name in names)
-        x = x if wide == x.shape else ctx.emit("expand", x, shape=wide)
-        x = ctx.transpose(x, [names.index(name) for name in "".join(groups)])
-        return ctx.reshape(x, tuple(math.prod(sizes[n] for n in group) for group in groups))
+        shape = tuple(sizes[name] for name in names)
+        full_operand = operand
+        if shape != operand.shape:
+            full_operand = ctx.emit("expand", operand, shape=shape)
+        ordered = ctx.transpose(full_operand, [names.index(name) for name in "".join(groups)])
+        return ctx.reshape(ordered, tuple(math.prod(sizes[n] for n in group) for group in groups))
 
     sides = (
         matrices(x, left_labels, batch, rows, inner),
@@ -218,10 +217,9 @@ def _composed_reduction(ctx: Context) -> Result:
         maximum = ctx.emit(
             "clip", _reduce(ctx, "reduce_max", x, keep=True), low=-largest, high=largest
         )
-        total = ctx.emit(
-            "log", _reduce(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, maximum)))
-        )
-        return ctx.emit("add", ctx.emit("reshape", maximum, shape=total.shape), total)
+        powers = ctx.emit("exp", ctx.emit("sub", x, maximum))
+        log_sum = ctx.emit("log", _reduce(ctx, "reduce_sum", powers))
+        return ctx.emit("add", ctx.emit("reshape", maximum, shape=log_sum.shape), log_sum)
     first_op = {"L1": "abs", "SumSquare": "square", "L2": "square"}.get(op)
     total = _reduce(ctx, "reduce_sum", ctx.emit(first_op, x) if first_op else x)
     last_op = {"L2": "sqrt", "LogSum": "log"}.get(op)
@@ -335,8 +333,8 @@ def _expanded_parameter(ctx: Context, value: draft.Value, shape: kinds.Shape) ->
     trailing_shape = value.shape[len(leading_sizes) :]
     if any(n != 1 for n in leading_sizes) or np.broadcast_shapes(trailing_shape, shape) != shape:
         ctx.unsupported(f"a scale that broadcasts to {shape}", str(value.shape))
-    value = ctx.reshape(value, trailing_shape)
-    return value if trailing_shape == shape else ctx.emit("expand", value, shape=shape)
+    trailing = ctx.reshape(value, trailing_shape)
+    return trailing if trailing_shape == shape else ctx.emit("expand", trailing, shape=shape)
 
 
 def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) -> draft.Value:
@@ -359,8 +357,8 @@ def _group_norm(ctx: Context) -> draft.Value:
         ctx.unsupported(f"groups that divide {c} channels", str(groups))
     # (2, 32, 14, 14) in 8 groups: rows (2, 8, 784) of 4 channels, each normalised alone
     rows = ctx.emit("reshape", x, shape=(n, groups, math.prod(shape[1:]) // groups))
-    scale, bias = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
-    normalised = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))
+    ones, zeros = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
+    normalised = ctx.emit("layer_norm", rows, ones, zeros, epsilon=ctx.attr("epsilon"))
     has_group_parameters = not is_instance_norm and ctx.opset < 21
     group_shape = (n, groups, c // groups, *spatial) if has_group_parameters else shape
     grouped = ctx.reshape(ctx.emit("reshape", normalised, shape=shape), group_shape)

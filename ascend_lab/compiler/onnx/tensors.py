@@ -288,16 +288,20 @@ def _with_batch(
     """
     first_sizes = {name: sizes[0] for name, sizes in stated.items() if sizes}
     # first sizes "batch" and "seq": the one whose name looks like a batch is taken
-    symbols = {head for head in first_sizes.values() if isinstance(head, str) and head}
-    if len(symbols) > 1:
-        batch_symbols = {symbol for symbol in symbols if BATCH_NAME.fullmatch(symbol)}
-        symbols = batch_symbols if len(batch_symbols) == 1 else symbols
-    chosen = [name for name, head in first_sizes.items() if head == "" or head in symbols]
+    first_symbols = {
+        first_size
+        for first_size in first_sizes.values()
+        if isinstance(first_size, str) and first_size
+    }
+    if len(first_symbols) > 1:
+        batch_symbols = {symbol for symbol in first_symbols if BATCH_NAME.fullmatch(symbol)}
+        first_symbols = batch_symbols if len(batch_symbols) == 1 else first_symbols
+    chosen = [name for name, head in first_sizes.items() if head == "" or head in first_symbols]
     if None in stated.values() and not chosen:
         chosen = [name for name, sizes in stated.items() if sizes is None and name in given]
     if not chosen and fixed_batch(stated):
         chosen = list(first_sizes)
-    if not chosen or len(symbols) > 1:
+    if not chosen or len(first_symbols) > 1:
         got = ", ".join(f"{name} {_text(sizes)}" for name, sizes in stated.items() if sizes)
         remedy = "state each shape instead of a batch"
         raise InputError("inputs of one first size for a batch", got or "none", remedy)
@@ -332,7 +336,9 @@ def _without_symbols(name: str, sizes: Sizes, size_of_symbol: Mapping[str, int])
         )
         only_batch_open = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
         got = text.replace("'", "")
-        remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * only_batch_open}"
+        remedy = f"pin them: shapes={{{name!r}: {example}}}"
+        if only_batch_open:
+            remedy += " or batch=1"
         raise UnsupportedError(f"input {name}: sizes that are numbers", got, remedy)
     shape = tuple(int(s) for s in sizes_with_numbers)
     check_size(f"input {name}", shape)

@@ -7,6 +7,7 @@ reach beyond the image.
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,21 +31,21 @@ class Window:
     stride: Pair
     pads: tuple[Pair, Pair]
     dilation: Pair
-    extra: Pair = (0, 0)
+    ceiling_pads: Pair = (0, 0)
     """Elements after the padded image that the last window of the ceiling mode covers."""
 
     @property
-    def reach(self) -> Pair:
+    def span(self) -> Pair:
         """Rows and columns a window spans: (k - 1) d + 1."""
         (h, w) = self.kernel
         (y, x) = self.dilation
         return (h - 1) * y + 1, (w - 1) * x + 1
 
     @property
-    def reached(self) -> tuple[Pair, Pair]:
+    def pads_with_ceiling(self) -> tuple[Pair, Pair]:
         """The pads, with the elements that the ceiling mode adds at the end."""
         (top, bottom), (left, right) = self.pads
-        return (top, bottom + self.extra[0]), (left, right + self.extra[1])
+        return (top, bottom + self.ceiling_pads[0]), (left, right + self.ceiling_pads[1])
 
     def settings(self) -> dict[str, Any]:
         """Return the attributes of a convolution with this window."""
@@ -112,8 +113,8 @@ def _pads(
     pairs = []
     for k, s, d, n in zip(kernel, stride, dilation, size, strict=True):
         total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
-        # 5 pixels, kernel 3, stride 2: 3 windows cover 7 pixels, so that 2 are padded
-        # with a stride above the kernel the total may be negative: then there are no pads
+        # 5 pixels, kernel 3, stride 2: 3 windows cover 7 pixels, so that 2 are padded. If the
+        # stride is above the kernel, the total may be negative; then there are no pads.
         pairs.append(_split_pads(max(total, 0), auto_pad))
     return tuple(pairs)
 
@@ -121,9 +122,9 @@ def _pads(
 def _split_pads(total_pad: int, auto_pad: str) -> Pair:
     """Return pads before and after; SAME_UPPER puts the odd one after, SAME_LOWER before."""
     # 3 pads are (1, 2) for SAME_UPPER and (2, 1) for SAME_LOWER
-    smaller = total_pad // 2
+    smaller_pad = total_pad // 2
     larger = total_pad - total_pad // 2
-    return (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
+    return (smaller_pad, larger) if auto_pad == "SAME_UPPER" else (larger, smaller_pad)
 
 
 def as_image(ctx: Context, value: Value) -> Value:
@@ -170,6 +171,7 @@ def _conv(ctx: Context) -> Value:
 
 @converter("ConvTranspose", types=(FLOATS,))
 def _conv_transpose(ctx: Context) -> Value:
+    """Return a transposed convolution whose pads are given, or follow from the output's size."""
     shape = ctx.shape(0)
     weight = ctx.shape(1)
     spatial = shape[2:]
@@ -179,7 +181,7 @@ def _conv_transpose(ctx: Context) -> Value:
     output_padding: Shape = ctx.attr("output_padding") or (0,) * len(spatial)
     if len(output_padding) != len(spatial):
         ctx.unsupported(f"{len(spatial)} sizes of output_padding", str(output_padding))
-    extra = (0,) * len(leading_ones) + output_padding
+    full_output_padding = (0,) * len(leading_ones) + output_padding
     if auto_pad.startswith("SAME"):
         ctx.attrs = {**ctx.attrs, "auto_pad": "NOTSET"}
     window = window_of(ctx, weight[2:], spatial)
@@ -187,33 +189,37 @@ def _conv_transpose(ctx: Context) -> Value:
     # 5 pixels, stride 2, kernel 3: (5 - 1) 2 + 3 = 11; SAME means 5 * 2 = 10, so that one is cut
     # off, for SAME_UPPER at the end
     full_sizes = [
-        (n - 1) * s + r for n, s, r in zip(image_size, window.stride, window.reach, strict=True)
+        (n - 1) * s + r for n, s, r in zip(image_size, window.stride, window.span, strict=True)
     ]
     # the output's size is given, and the pads follow from it: full size minus target
     if output_shape or auto_pad.startswith("SAME"):
-        target = tuple(n * s for n, s in zip(image_size, window.stride, strict=True))
-        target = (
-            (*leading_ones, *output_shape[-len(spatial) :])
-            if output_shape
-            else (*leading_ones, *target[len(leading_ones) :])
-        )
-        totals = [n + e - t for n, e, t in zip(full_sizes, extra, target, strict=True)]
-        if negative_pads := [-total for total in totals if total < 0]:
-            ctx.unsupported(
-                "an output_shape that needs no output_padding", f"{negative_pads[0]} missing"
-            )
-        window = replace(
-            window, pads=(_split_pads(totals[0], auto_pad), _split_pads(totals[1], auto_pad))
-        )
+        strides = window.stride[len(leading_ones) :]
+        target = tuple(n * s for n, s in zip(spatial, strides, strict=True))
+        if output_shape:
+            target = tuple(output_shape[-len(spatial) :])
+        padded = [n + e for n, e in zip(full_sizes, full_output_padding, strict=True)]
+        window = replace(window, pads=_pads_to(ctx, auto_pad, padded, (*leading_ones, *target)))
     check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *full_sizes))
     values = [as_image(ctx, ctx.input(i)) for i in range(2)]
     values += [ctx.input(2)] if ctx.has(2) else []
     settings = {
         **window.settings(),
-        "output_padding": collapsed(extra),
+        "output_padding": collapsed(full_output_padding),
         "groups": ctx.attr("group"),
     }
     return as_row(ctx, ctx.emit("conv_transpose2d", *values, **settings), len(shape))
+
+
+def _pads_to(
+    ctx: Context, auto_pad: str, full_sizes: Sequence[int], target: Shape
+) -> tuple[Pair, Pair]:
+    """Return the pads that cut a transposed convolution's result to a size."""
+    totals = [full_size - size for full_size, size in zip(full_sizes, target, strict=True)]
+    if negative_pads := [-total for total in totals if total < 0]:
+        ctx.unsupported(
+            "an output_shape that needs no output_padding", f"{negative_pads[0]} missing"
+        )
+    return _split_pads(totals[0], auto_pad), _split_pads(totals[1], auto_pad)
 
 
 # -- pooling --------------------------------------------------------------------------------------
@@ -244,7 +250,7 @@ def _average_pool(ctx: Context) -> Value:
         counts = ctx.known_tensor(_element_counts(x.shape[2:], window, counts_padding), "float32")
         element_counts = ctx.cast(ctx.value(counts), x.type.dtype)
         return as_row(ctx, ctx.emit("div", sums, element_counts), len(ctx.shape(0)))
-    if counts_padding and any(window.extra):
+    if counts_padding and any(window.ceiling_pads):
         x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.pads))
         window = replace(window, pads=((0, 0), (0, 0)))
         counts_padding = False
@@ -302,7 +308,7 @@ def _root(ctx: Context, x: Value) -> Value:
 
 
 def _pool_window(ctx: Context) -> Window:
-    """Return the window; in ceiling mode its `extra` is what the last one covers after the pads.
+    """Return the window; in ceiling mode, with what the last window covers after the pads.
 
     A last window that would start after the image's last pixel is dropped.
     """
@@ -313,33 +319,33 @@ def _pool_window(ctx: Context) -> Window:
     if not ctx.attr("ceil_mode") or ctx.attr("auto_pad") not in ("NOTSET", ""):
         return window
     image_size = (1,) * (2 - len(size)) + size
-    extra = []
-    for n, pads, reach, step in zip(
-        image_size, window.pads, window.reach, window.stride, strict=True
+    ceiling_pads = []
+    for n, pads, span, stride in zip(
+        image_size, window.pads, window.span, window.stride, strict=True
     ):
         # 6 pixels, kernel 3, stride 2, no pads: ceil(3 / 2) + 1 = 3 windows, and the last one, at
         # 4, ends 1 pixel after the image
-        count = -(-(n + sum(pads) - reach) // step) + 1
-        if (count - 1) * step >= n + pads[0]:
+        count = -(-(n + sum(pads) - span) // stride) + 1
+        if (count - 1) * stride >= n + pads[0]:
             count -= 1
-        extra.append(max(0, (count - 1) * step + reach - n - sum(pads)))
-    return replace(window, extra=(extra[0], extra[1]))
+        ceiling_pads.append(max(0, (count - 1) * stride + span - n - sum(pads)))
+    return replace(window, ceiling_pads=(ceiling_pads[0], ceiling_pads[1]))
 
 
 def _pads_fit_kernel(window: Window) -> bool:
     """Tell whether each pad is smaller than the kernel, as the pooling operators require."""
-    return all(max(p) < k for p, k in zip(window.reached, window.kernel, strict=True))
+    return all(max(p) < k for p, k in zip(window.pads_with_ceiling, window.kernel, strict=True))
 
 
 def _pool_settings(window: Window) -> dict[str, Any]:
-    attrs = {"kernel": window.kernel, "stride": window.stride, "pad": window.reached}
+    attrs = {"kernel": window.kernel, "stride": window.stride, "pad": window.pads_with_ceiling}
     return {key: collapsed(value) for key, value in attrs.items()}
 
 
-def _element_counts(size: Shape, window: Window, include: bool) -> Values:
+def _element_counts(size: Shape, window: Window, counts_padding: bool) -> Values:
     """Return the number of elements in each window of a dilated kernel, to divide sums by."""
-    mask = np.pad(np.ones(size), window.pads, constant_values=include)
-    mask = np.pad(mask, tuple((0, n) for n in window.extra))
+    mask = np.pad(np.ones(size), window.pads, constant_values=counts_padding)
+    mask = np.pad(mask, tuple((0, n) for n in window.ceiling_pads))
     ones = np.ones((1, 1, *window.kernel))
     conv = operator_of("conv2d")
     attrs = conv.settings({"stride": window.stride, "dilation": window.dilation})
@@ -353,13 +359,13 @@ def _combined_slices(ctx: Context, x: Value, window: Window, op: str, border: fl
         ctx.unsupported(
             f"dilated kernels of at most {_MAX_KERNEL_ELEMENTS} elements", str(window.kernel)
         )
-    if ctx.attr("pads") or any(map(any, window.reached)):
-        x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.reached), value=border)
+    if ctx.attr("pads") or any(map(any, window.pads_with_ceiling)):
+        x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.pads_with_ceiling), value=border)
     n, c, h, w = x.shape
     # 7 rows and windows that span 5: they start at rows 0, 1 and 2
-    last_starts = [s - r for s, r in zip((h, w), window.reach, strict=True)]
+    last_starts = [s - r for s, r in zip((h, w), window.span, strict=True)]
     if min(last_starts) < 0:
-        ctx.unsupported("a window no larger than the padded image", f"{window.reach}")
+        ctx.unsupported("a window no larger than the padded image", f"{window.span}")
     slices = []
     for i, j in itertools.product(*map(range, window.kernel)):
         top = i * window.dilation[0]

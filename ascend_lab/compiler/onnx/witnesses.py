@@ -31,7 +31,7 @@ WITNESSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NodeView:
     """A node in the form that the rows of `FAULTS` read."""
 
     node: NodeProto
@@ -56,23 +56,23 @@ class Asked:
         return place < len(self.node.output) and bool(self.node.output[place])
 
     @property
-    def same(self) -> bool:
+    def pads_same(self) -> bool:
         """Whether the attribute auto_pad is SAME_UPPER or SAME_LOWER."""
         return str(self.attr("auto_pad", "")).startswith("SAME")
 
     @property
-    def padded(self) -> bool:
+    def pads_automatically(self) -> bool:
         """Whether pads are computed: SAME or VALID."""
         return self.attr("auto_pad", "NOTSET") not in ("NOTSET", "")
 
     @property
-    def gaps(self) -> bool:
+    def has_gaps(self) -> bool:
         """Whether windows of SAME skip elements: the stride is larger than the kernel."""
         kernel = self.attr("kernel_shape") or ()
         strides = self.attr("strides") or (1,) * len(kernel)
         if not kernel:  # a convolution's kernel is known from its weights: any stride may skip
-            return self.same and any(s > 1 for s in strides)
-        return self.same and any(s > k for s, k in zip(strides, kernel, strict=False))
+            return self.pads_same and any(s > 1 for s in strides)
+        return self.pads_same and any(s > k for s, k in zip(strides, kernel, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Fault:
     evaluator: str
     ops: tuple[str, ...]
     does: str
-    when: Callable[[Asked], Any] = lambda asked: True
+    when: Callable[[NodeView], Any] = lambda node: True
 
 
 # fmt: off
@@ -93,14 +93,14 @@ FAULTS: tuple[Fault, ...] = (
           lambda a: a.has(4) or a.attr("activations") or a.attr("clip") or a.attr("input_forget")
           or a.attr("direction", "forward") != "forward" or a.attr("layout")),
     Fault(REFERENCE, ("MaxPool",), "gives other places, and other windows at the borders",
-          lambda a: a.writes(1) or a.attr("ceil_mode") or any(a.attr("pads") or ()) or a.padded
-          or len(a.attr("kernel_shape") or ()) != 2),
+          lambda a: a.writes(1) or a.attr("ceil_mode") or any(a.attr("pads") or ())
+          or a.pads_automatically or len(a.attr("kernel_shape") or ()) != 2),
     Fault(REFERENCE, ("AveragePool",), "takes other windows at the end of the ceiling mode",
-          lambda a: a.attr("ceil_mode") or a.padded),
+          lambda a: a.attr("ceil_mode") or a.pads_automatically),
     Fault(REFERENCE, ("LpPool",), "takes other windows and other powers"),
     Fault(REFERENCE, ("GlobalMaxPool",), "takes the largest along the wrong axes"),
     Fault(REFERENCE, ("ConvTranspose",), "takes other places for groups and pads",
-          lambda a: a.same or any(a.attr("pads") or ()) or a.attr("group", 1) != 1),
+          lambda a: a.pads_same or any(a.attr("pads") or ()) or a.attr("group", 1) != 1),
     Fault(REFERENCE, ("Resize", "Upsample"), "rounds sizes down from products in fp64"),
     Fault(REFERENCE, ("GridSample",), "takes other pixels beyond a border",
           lambda a: a.attr("mode", "linear") in ("cubic", "bicubic")),
@@ -124,7 +124,7 @@ FAULTS: tuple[Fault, ...] = (
           and (a.attr("axis") is not None or not a.writes(3))),
     # -- ONNX Runtime -----------------------------------------------------------------------------
     Fault(RUNTIME, ("MaxPool", "AveragePool", "LpPool", "ConvTranspose"),
-          "moves the windows of SAME whose stride is beyond the kernel", lambda a: a.gaps),
+          "moves the windows of SAME whose stride is beyond the kernel", lambda a: a.has_gaps),
     Fault(RUNTIME, ("Resize",), "copies what half_pixel_symmetric mixes where no size changes",
           lambda a: a.attr("coordinate_transformation_mode") == "half_pixel_symmetric"),
     Fault(RUNTIME, ("Col2Im",), "leaves out the dilation of rows",
@@ -159,9 +159,9 @@ def evaluators(node: NodeProto, opset: int) -> tuple[str, ...]:
 
 def fault_of(node: NodeProto, opset: int, evaluator: str) -> Fault | None:
     """Return the row that says that an evaluator is wrong for a node, or None."""
-    asked = Asked(node, opset)
+    view = NodeView(node, opset)
     for fault in FAULTS:
-        if fault.evaluator == evaluator and node.op_type in fault.ops and fault.when(asked):
+        if fault.evaluator == evaluator and node.op_type in fault.ops and fault.when(view):
             return fault
     return None
 

@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 PASSES.update(
-    (one.name, one)
-    for one in (
+    (graph_pass.name, graph_pass)
+    for graph_pass in (
         formats.REQUANT,
         simplify.DEAD_CODE,
         simplify.FOLDING,
@@ -69,7 +69,7 @@ PASSES.update(
 )
 
 DEFAULT: tuple[str, ...] = tuple(
-    one.name for one in PASSES.values() if one.stage in ("prepare", "fuse")
+    graph_pass.name for graph_pass in PASSES.values() if graph_pass.stage in ("prepare", "fuse")
 )
 """Passes that keep values (up to rounding), in the order they run."""
 USUAL.extend(DEFAULT)

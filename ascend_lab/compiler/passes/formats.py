@@ -44,23 +44,24 @@ def convert(
     that they read or write. A product among them reads `dtype`, as the cube does, and writes its
     sums in `source`. Raises `InputError` for a name that no node has.
     """
+    split_graph = graph
+    kept_nodes = keep
     if keep:
-        graph, keep = _split_gemms(graph, _node_names(graph, keep))
-    if not any(kind.dtype == source for kind in graph.types.values()):
-        return graph, 0
-    conversion = _Conversion(graph, dtype, source, keep)
-    for node in graph.nodes:
+        split_graph, kept_nodes = _split_gemms(graph, _node_names(graph, keep))
+    types = split_graph.types
+    if not any(kind.dtype == source for kind in types.values()):
+        return split_graph, 0
+    conversion = _Conversion(split_graph, dtype, source, kept_nodes)
+    for node in split_graph.nodes:
         conversion.append(node)
     if not conversion.changed_count:
-        return graph, 0
+        return split_graph, 0
     # callers expect outputs in the new format, except those of nodes that `keep` names
-    for name in graph.outputs:
-        maker = graph.producers.get(name)
-        keeps_format = maker is not None and maker.name in keep
-        if (
-            not keeps_format
-            and graph.types[name].dtype == conversion.draft.types[name].dtype == source
-        ):
+    for name in split_graph.outputs:
+        maker = split_graph.producers.get(name)
+        keeps_format = maker is not None and maker.name in kept_nodes
+        is_unchanged = types[name].dtype == conversion.draft.types[name].dtype == source
+        if is_unchanged and not keeps_format:
             conversion.cast_output(name)
     return conversion.draft.finish(), conversion.changed_count
 
@@ -150,11 +151,11 @@ class _Conversion:
         if name in draft.constants:
             draft.constants[wide_name] = draft.constants.pop(name)
         for node in draft.nodes.values():
-            inputs, outputs = (
-                tuple(wide_name if tensor == name else tensor for tensor in names)
-                for names in (node.inputs, node.outputs)
+            draft.nodes[node.name] = replace(
+                node,
+                inputs=tuple(wide_name if n == name else n for n in node.inputs),
+                outputs=tuple(wide_name if n == name else n for n in node.outputs),
             )
-            draft.nodes[node.name] = replace(node, inputs=inputs, outputs=outputs)
         cast = ir.Node(title, "cast", (wide_name,), (name,), {"dtype": self.dtype})
         draft.put(cast, replace(kind, dtype=self.dtype))
 
@@ -195,16 +196,16 @@ def _split_gemms(graph: ir.Graph, keep: frozenset[str]) -> tuple[ir.Graph, froze
         settings = ir.operator_of(node.op).settings(node.attrs)
         transposes = {key: settings[key] for key in ("trans_a", "trans_b")}
         result = draft.insert("matmul", node.inputs[:2], transposes, f"{node.name}_product")
-        kept_names.add(draft.made[result])
+        kept_names.add(draft.maker_names[result])
         bias = node.inputs[2]
         if settings["alpha"] != 1:
             result = draft.insert(
                 "muls", (result,), {"number": settings["alpha"]}, f"{node.name}_alpha"
             )
-            kept_names.add(draft.made[result])
+            kept_names.add(draft.maker_names[result])
         if settings["beta"] != 1:
             bias = draft.insert("muls", (bias,), {"number": settings["beta"]}, f"{node.name}_beta")
-            kept_names.add(draft.made[bias])
+            kept_names.add(draft.maker_names[bias])
         draft.become(node, "add", (result, bias))
     return draft.finish(), frozenset(kept_names)
 
@@ -234,7 +235,8 @@ def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
         elif node.op == "cast" and graph.types[node.inputs[0]].dtype == "int32":
             if kind.dtype == source:
                 scaling_nodes.add(node.name)
-                (sums if sums_read else casts).add(node.output)
+                floats = sums if sums_read else casts
+                floats.add(node.output)
         elif node.op == "muls" and node.inputs[0] in casts:
             scaling_nodes.add(node.name)
         elif node.op in ("mul", "muls", "div") and sums_read:
@@ -247,11 +249,12 @@ def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
 def _makers_of_scales(graph: ir.Graph, names: list[str]) -> set[str]:
     """Return the nodes that compute these scales: factors, quotients, changes of shape, casts."""
     makers: set[str] = set()
-    while names:
-        maker = graph.producers.get(names.pop())
+    unvisited = list(names)
+    while unvisited:
+        maker = graph.producers.get(unvisited.pop())
         if maker is not None and maker.op in SCALING_OPS and maker.name not in makers:
             makers.add(maker.name)
-            names += maker.inputs
+            unvisited += maker.inputs
     return makers
 
 
@@ -394,10 +397,11 @@ def _quantise_weights(draft: Draft, node: ir.Node, layer: LayerQuantisation) -> 
     weight = draft.constants[name]
     channel_scales = np.asarray(layer.weight_scales, np.float32)
     rank = len(weight.type.shape)
-    # axis of the output channels: 0 of (Co, Ci, Kh, Kw) and of a transposed (n, k),
-    # the last of (k, n)
-    axis = rank - 1 if node.op in PRODUCT_OPS and not node.attr("trans_b", False) else 0
-    axis = rank - 2 if node.op in PRODUCT_OPS and rank > 2 and node.attr("trans_b") else axis
+    # axis of the output channels: the first of (Co, Ci, Kh, Kw), the last of (.., k, n), the one
+    # before it of a transposed (.., n, k)
+    axis = 0
+    if node.op in PRODUCT_OPS:
+        axis = rank - 2 if node.attr("trans_b", False) else rank - 1
     # (Co, Ci, Kh, Kw) with 8 channels has scales (8, 1, 1, 1); a (k, n) matrix has (1, n).
     scales = (
         channel_scales.reshape([-1 if d == axis else 1 for d in range(rank)])
@@ -424,12 +428,19 @@ def _quantise_weights(draft: Draft, node: ir.Node, layer: LayerQuantisation) -> 
     return draft.insert("dequantise", (quantised, scales_name), {"dtype": dtype}, f"{name}_back")
 
 
-FP16, BF16 = (
-    Pass(name, "precision", partial(convert, dtype=dtype), summary, "changed")
-    for name, dtype, summary in (
-        ("Fp16ConversionPass", "fp16", "computes fp32 graphs in fp16"),
-        ("Bf16ConversionPass", "bf16", "computes fp32 graphs in bf16"),
-    )
+FP16 = Pass(
+    "Fp16ConversionPass",
+    "precision",
+    partial(convert, dtype="fp16"),
+    "computes fp32 graphs in fp16",
+    "changed",
+)
+BF16 = Pass(
+    "Bf16ConversionPass",
+    "precision",
+    partial(convert, dtype="bf16"),
+    "computes fp32 graphs in bf16",
+    "changed",
 )
 REQUANT = Pass(
     INTEGER_LAYERS,

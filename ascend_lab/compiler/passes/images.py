@@ -50,14 +50,16 @@ def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
     if node.op == "batch_norm":
         epsilon = settings(node)["epsilon"]
 
-        def normal(scale: Values, bias: Values, mean: Values, variance: Values) -> tuple[Any, Any]:
+        def normalisation(
+            scale: Values, bias: Values, mean: Values, variance: Values
+        ) -> tuple[Any, Any]:
             # scale (x - mean) / sqrt(variance + epsilon) + bias = a x + (bias - mean a)
             # scale 2, bias 1, mean 3, variance 4: a = 2 / 2 = 1 and c = 1 - 3 = -2.
             a = scale / np.sqrt(variance + epsilon)
             return a, bias - mean * a
 
         constants = tuple(c for c in map(draft.constant, node.inputs[1:]) if c is not None)
-        return (node.inputs[0], Affine(constants, normal)) if len(constants) == 4 else None
+        return (node.inputs[0], Affine(constants, normalisation)) if len(constants) == 4 else None
     if node.op in ("muls", "adds"):
         number = settings(node)["number"]
         scale_shift = (number, 0.0) if node.op == "muls" else (1.0, number)
@@ -79,7 +81,7 @@ def into_convolution(draft: Draft, node: Node) -> bool:
     """Fold a scale and shift into the convolution before it, if that has no other reader."""
     affine = affine_of(draft, node)
     if affine is None:
-        return node.op == "add" and _into_one(draft, node)
+        return node.op == "add" and _move_bias(draft, node)
     conv = draft.only(affine[0], "conv2d", "conv_transpose2d", "depthwise_conv2d")
     if conv is None or draft.type(conv.output).dtype != draft.type(conv.inputs[0]).dtype:
         return False
@@ -109,7 +111,7 @@ def into_convolution(draft: Draft, node: Node) -> bool:
     return draft.become(conv, conv.op, inputs, conv.attrs, node)
 
 
-def _into_one(draft: Draft, node: Node) -> bool:
+def _move_bias(draft: Draft, node: Node) -> bool:
     """Move the sum of two added convolutions' biases to the one with more kernel elements."""
     convolutions = [conv for name in node.inputs if (conv := draft.only(name, "conv2d"))]
     if len(convolutions) < 2 or draft.type(convolutions[0].output) != draft.type(
@@ -178,13 +180,26 @@ def _summand(
     )
 
 
-CONV_BATCH_NORM, CONV_SCALE, CONV_BIAS = (
-    Pass(name, "fuse", sweep(into_convolution, *ops), f"{it} the convolution before it", "rounded")
-    for name, it, *ops in (
-        ("ConvBatchnormFusionPass", "folds batch norm into the weights and bias of", "batch_norm"),
-        ("ConvScaleFusionPass", "folds a factor per channel into", "mul", "muls"),
-        ("AABiasaddConvFusion", "makes a summand per channel the bias of", "add", "adds"),
-    )
+CONV_BATCH_NORM = Pass(
+    "ConvBatchnormFusionPass",
+    "fuse",
+    sweep(into_convolution, "batch_norm"),
+    "folds batch norm into the weights and bias of the convolution before it",
+    "rounded",
+)
+CONV_SCALE = Pass(
+    "ConvScaleFusionPass",
+    "fuse",
+    sweep(into_convolution, "mul", "muls"),
+    "folds a factor per channel into the convolution before it",
+    "rounded",
+)
+CONV_BIAS = Pass(
+    "AABiasaddConvFusion",
+    "fuse",
+    sweep(into_convolution, "add", "adds"),
+    "makes a summand per channel the bias of the convolution before it",
+    "rounded",
 )
 
 
@@ -220,11 +235,11 @@ def pad_conv(draft: Draft, node: Node) -> bool:
     source = draft.only(node.inputs[0], "pad")
     if source is None or settings(source)["value"] != 0:
         return False
-    outer_pads = settings(source)["pads"]
-    if any(any(p) for p in outer_pads[:2]):
+    pad_widths = settings(source)["pads"]
+    if any(any(p) for p in pad_widths[:2]):
         return False
-    own_pads = formats.pad_pairs("conv2d", settings(node)["pad"])
-    pads = tuple((a[0] + b[0], a[1] + b[1]) for a, b in zip(outer_pads[2:], own_pads, strict=True))
+    conv_pads = formats.pad_pairs("conv2d", settings(node)["pad"])
+    pads = tuple((a[0] + b[0], a[1] + b[1]) for a, b in zip(pad_widths[2:], conv_pads, strict=True))
     reads = (*source.inputs, *node.inputs[1:])
     return draft.become(node, node.op, reads, {**node.attrs, "pad": pads})
 

@@ -163,30 +163,30 @@ def product_bias(draft: Draft, node: Node) -> bool:
     for value, bias in (node.inputs, node.inputs[::-1]):
         if draft.type(value) == draft.type(node.output):
             producer = draft.only(value, "matmul", "reshape")
-            product = (
+            product_node = (
                 draft.only(producer.inputs[0], "matmul")
                 if producer and producer.op == "reshape"
                 else producer
             )
-            if product is not None and _gemm(
-                draft, node, product, bias, split=product is not producer
+            if product_node is not None and _gemm(
+                draft, node, product_node, bias, split=product_node is not producer
             ):
                 return True
     return False
 
 
-def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) -> bool:
+def _gemm(draft: Draft, node: Node, product_node: Node, bias: str, *, split: bool) -> bool:
     """Let one gemm compute product + bias if formats and shapes fit.
 
     With `split`, a reshape that splits the rows is between product and bias.
     """
-    kind = draft.type(product.output)
+    kind = draft.type(product_node.output)
     result = draft.type(node.output)
     shape = draft.type(bias).shape
-    if kind.dtype != draft.type(product.inputs[0]).dtype or kind.dtype not in FLOATS:
+    if kind.dtype != draft.type(product_node.inputs[0]).dtype or kind.dtype not in FLOATS:
         return False
-    attrs = {key: product.attr(key, False) for key in ("trans_a", "trans_b")}
-    reads = (*product.inputs, bias)
+    attrs = {key: product_node.attr(key, False) for key in ("trans_a", "trans_b")}
+    reads = (*product_node.inputs, bias)
     if split:
         columns = kind.shape[1:]
         # a bias has a number for each column, or is a scalar with the shape ()
@@ -262,29 +262,27 @@ def _scores_of(draft: Draft, weights: Node) -> _Scores | None:
 def _scaled_product(draft: Draft, name: str) -> _Scores | None:
     """Follow operands back over scalar factors and divisors to the product; None if absent."""
     scale = 1.0
+    followed = name
     while True:
-        node = draft.only(name, "muls", "div", "mul", "attention_scores", *PRODUCTS)
+        node = draft.only(followed, "muls", "div", "mul", "attention_scores", *PRODUCTS)
         if node is None:
             return None
         if node.op in PRODUCTS:
             keeps_format = draft.type(node.output).dtype == draft.type(node.inputs[0]).dtype
             return _Scores(node, scale) if keeps_format else None
         if node.op == "attention_scores":
-            node_scale = settings(node)["scale"]
-            node_scale = (
-                1 / math.sqrt(draft.type(node.inputs[0]).shape[-1])
-                if node_scale is None
-                else node_scale
-            )
-            # `attention_scores` includes a scale, for depth 64 it is 1 / sqrt(64) = 1 / 8
+            # `attention_scores` includes a scale, by default 1 / sqrt(depth): 1 / 8 for depth 64
+            stated_scale = settings(node)["scale"]
+            depth = draft.type(node.inputs[0]).shape[-1]
+            node_scale = 1 / math.sqrt(depth) if stated_scale is None else stated_scale
             return _Scores(replace(node, attrs={"trans_b": True}), scale * node_scale)
-        name = node.inputs[0]
+        followed = node.inputs[0]
         factor = node.inputs[-1]
         number = settings(node)["number"] if node.op == "muls" else draft.number(factor)
         if number is None and node.op == "mul":
-            name = node.inputs[1]
+            followed = node.inputs[1]
             number = draft.number(node.inputs[0])
-        changes_shape = draft.type(name).shape != draft.type(node.output).shape
+        changes_shape = draft.type(followed).shape != draft.type(node.output).shape
         if not number or changes_shape:
             return None
         # x / 8 is a factor of 1/8

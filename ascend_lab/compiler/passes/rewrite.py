@@ -92,11 +92,12 @@ def plugged(name: str) -> Apply:
 
     def apply(graph: Graph) -> tuple[Graph, int]:
         total = 0
+        rewritten = graph
         for pass_name, rewrite in listed("GRAPH_REWRITES"):
             if pass_name == name:
-                graph, count = rewrite(graph)
+                rewritten, count = rewrite(rewritten)
                 total += count
-        return graph, total
+        return rewritten, total
 
     return apply
 

@@ -35,7 +35,8 @@ def fold_constants(draft: Draft, node: Node) -> bool:
         return False
     constants = [constant for constant in map(draft.constant, node.inputs) if constant is not None]
     result_types = [draft.type(name) for name in node.outputs]
-    # folding must not enlarge the graph by more than `SMALL` elements
+    # folding must not make the graph much larger: a result may have `SMALL_ELEMENTS` elements, or
+    # as many as its operands have together
     limit = max(SMALL_ELEMENTS, sum(c.type.elements for c in constants))
     # a constant with one number everywhere has it in every order and shape
     is_fill = node.has("moves") and bool(constants) and isinstance(constants[0].data, Fill)

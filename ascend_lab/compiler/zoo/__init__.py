@@ -215,7 +215,7 @@ def why(
         graph = sized(name, **sizes)
         stages = compile_stages(graph, loaded_chip, dtype=dtype)
         times = stages.timeline()
-        macs = published_macs(graph)
+        model_macs = published_macs(graph)
         bound_s = bound.bound_of(stages.rewritten, loaded_chip).time_s
         # a multiply-accumulate is two operations
         peak = loaded_chip.peak_ops_per_s(dtype) / 2
@@ -223,7 +223,7 @@ def why(
         rows.append(
             {
                 "name": graph.name,
-                "macs": macs,
+                "macs": model_macs,
                 "time_s": times.time_s,
                 "bound_s": bound_s,
                 "over_bound": times.time_s / bound_s,
@@ -231,8 +231,8 @@ def why(
                 "launches": times.launches,
                 "launch_share": times.launch_s / times.time_s,
                 "vector_share": sum(op.time_s for op in without_cube) / times.time_s,
-                "cube_fill": macs / (peak * times.time_s),
-                "padded": times.macs / macs if macs else 0.0,
+                "cube_fill": model_macs / (peak * times.time_s),
+                "padded": times.macs / model_macs if model_macs else 0.0,
             }
         )
     return rows
@@ -281,10 +281,8 @@ def load_model(
     sizes = {**{name: array.shape for name, array in (given or {}).items()}, **(shapes or {})}
     if model.startswith(ZOO_PREFIX):
         graph = _built(model.removeprefix(ZOO_PREFIX), sizes, batch)
-        inputs, outputs = (
-            {name: ONNX_ELEMENTS[graph.types[name].dtype] for name in names}
-            for names in (graph.inputs, graph.outputs)
-        )
+        inputs = {name: ONNX_ELEMENTS[graph.types[name].dtype] for name in graph.inputs}
+        outputs = {name: ONNX_ELEMENTS[graph.types[name].dtype] for name in graph.outputs}
         return onnx.Imported(graph, inputs, outputs)
     if model in ZOO and not Path(model).exists():
         raise InputError(

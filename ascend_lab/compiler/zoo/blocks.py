@@ -172,7 +172,7 @@ class Net(GraphBuilder):
         gamma = self.seeded(f"{name}.gamma", shape or (1, x.shape[1], 1, 1), 0.02, BRANCH)
         return self.add(start, self.mul(x, gamma, name=f"{name}.scale"), name=f"{name}.add")
 
-    def shares(
+    def attention_weights(
         self, q: Value, k: Value, mask: Value | None = None, *, name: str, **how: bool
     ) -> Value:
         """Append softmax(q k / sqrt(depth) + mask)."""
@@ -218,22 +218,23 @@ def image_network(
     """
     default_size = size
 
-    def keep(layers: Layers) -> Callable[..., Graph]:
+    def builder_of(layers: Layers) -> Callable[..., Graph]:
+        """Return the builder of the network that these layers make."""
         title: str = name or getattr(layers, "__name__", "")
 
-        def make(batch: int, size: int, dtype: str, classes: int, **more: float) -> Graph:
+        def build_graph(batch: int, size: int, dtype: str, classes: int, **more: float) -> Graph:
             if size % multiple:
                 needed = f"{title}: a size divisible by {multiple}"
                 raise InputError(needed, str(size), "pad the image")
             net = Net(title, dtype)
             return net.finish(layers(net, net.images(batch, 3, size), classes, **more))
 
-        def plain(
+        def build_plain(
             batch: int = 1, *, size: int = default_size, dtype: str = "fp32", classes: int = 1000
         ) -> Graph:
-            return make(batch, size, dtype, classes)
+            return build_graph(batch, size, dtype, classes)
 
-        def wide(
+        def build_scaled(
             batch: int = 1,
             *,
             size: int = default_size,
@@ -244,14 +245,14 @@ def image_network(
             if not NARROWEST <= width <= WIDEST:
                 needed = f"{title}: a width from {NARROWEST} to {WIDEST}"
                 raise InputError(needed, str(width), "choose another")
-            return make(batch, size, dtype, classes, width=width)
+            return build_graph(batch, size, dtype, classes, width=width)
 
-        builder: Callable[..., Graph] = wide if scaled else plain
+        builder: Callable[..., Graph] = build_scaled if scaled else build_plain
         builder.__name__ = builder.__qualname__ = title
         builder.__doc__ = getattr(layers, "func", layers).__doc__
         return builder
 
-    return keep
+    return builder_of
 
 
 def family(

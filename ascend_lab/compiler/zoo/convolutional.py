@@ -56,7 +56,17 @@ def vgg16(net: Net, x: Value, classes: int) -> Value:
     return _classifier(net, x, classes)
 
 
-SQUEEZED = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
+FIRE_FEATURES = (
+    (16, 64),
+    (16, 64),
+    (32, 128),
+    (32, 128),
+    (48, 192),
+    (48, 192),
+    (64, 256),
+    (64, 256),
+)
+"""Features of SqueezeNet's fire modules: after the 1 x 1 that squeezes, of each of two branches."""
 
 
 def _squeezenet(
@@ -67,7 +77,7 @@ def _squeezenet(
     `stem` is kernel and features of the first layer, `pooled` the fire modules after a pooling.
     """
     x = net.conv_act(x, stem[1], stem[0], stride=2, pad=(0, 0), name="conv1")
-    for i, (squeezed, expanded) in enumerate(SQUEEZED, 2):
+    for i, (squeezed, expanded) in enumerate(FIRE_FEATURES, 2):
         if i in pooled:
             x = net.pool_up(x, 3, 2, name=f"pool{i}")
         x = net.conv_act(x, squeezed, name=f"fire{i}.squeeze")
@@ -90,7 +100,7 @@ SQUEEZENETS = family(
 
 
 # -- residual: ResNet-18 and ResNet-50 (He et al. 2016), as torchvision has them ------------------
-def _joined(net: Net, x: Value, y: Value, stride: int, name: str) -> Value:
+def _with_shortcut(net: Net, x: Value, y: Value, stride: int, name: str) -> Value:
     """Append ReLU(y + x) of a branch y and its input x, which a 1 x 1 brings to y's shape."""
     features = y.shape[1]
     if stride > 1 or x.shape[1] != features:
@@ -98,11 +108,11 @@ def _joined(net: Net, x: Value, y: Value, stride: int, name: str) -> Value:
     return net.act(net.add(y, x, name=f"{name}.add"), "relu", name=f"{name}.relu")
 
 
-def _basic(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
+def _basic_block(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
     """Append two 3 x 3 convolutions with a shortcut around them."""
     y = net.conv_norm(x, width, 3, stride=stride, name=f"{name}.1")
     y = net.conv_norm(y, width, 3, act="", scale=BRANCH, name=f"{name}.2")
-    return _joined(net, x, y, stride, name)
+    return _with_shortcut(net, x, y, stride, name)
 
 
 def _bottleneck(net: Net, x: Value, width: int, stride: int, name: str, groups: int = 1) -> Value:
@@ -115,7 +125,7 @@ def _bottleneck(net: Net, x: Value, width: int, stride: int, name: str, groups: 
     y = net.conv_norm(x, inner_width, 1, name=f"{name}.1")
     y = net.conv_norm(y, inner_width, 3, stride=stride, groups=groups, name=f"{name}.2")
     y = net.conv_norm(y, 4 * width, 1, act="", scale=BRANCH, name=f"{name}.3")
-    return _joined(net, x, y, stride, name)
+    return _with_shortcut(net, x, y, stride, name)
 
 
 def _stages(net: Net, x: Value, classes: int, depths: tuple[int, ...], block: Block) -> Value:
@@ -132,7 +142,7 @@ def _stages(net: Net, x: Value, classes: int, depths: tuple[int, ...], block: Bl
 @image_network()
 def resnet18(net: Net, x: Value, classes: int) -> Value:
     """Return ResNet-18: x (batch, 3, size, size) -> logits (batch, classes)."""
-    return _stages(net, x, classes, (2, 2, 2, 2), _basic)
+    return _stages(net, x, classes, (2, 2, 2, 2), _basic_block)
 
 
 @image_network()
@@ -226,7 +236,7 @@ def densenet121(net: Net, x: Value, classes: int) -> Value:
 
 
 # -- ShuffleNet V1 and V2 mix groups of channels, GhostNet V1 and V2 compute half of them cheaply --
-DEPTHS = (4, 8, 4)
+SHUFFLE_DEPTHS = (4, 8, 4)
 """Units of the three stages of both ShuffleNets."""
 SHUFFLE_V1 = {
     "g3_x0_5": (3, 12, (120, 240, 480)),
@@ -269,25 +279,25 @@ GHOST = (
 
 
 # -- ShuffleNet V1 --------------------------------------------------------------------------------
-def _grouped(
-    net: Net, x: Value, features: int, groups: tuple[int, int], halves: bool, name: str
+def _shuffle_block_v1(
+    net: Net, x: Value, features: int, groups: tuple[int, int], halves_size: bool, name: str
 ) -> Value:
     """Append 1 x 1 in groups, shuffle, depthwise, 1 x 1 in groups, and a shortcut.
 
-    `groups` are those of the two 1 x 1. A block that `halves` the size concatenates the pooled
-    input instead of adding the input.
+    `groups` are those of the two 1 x 1. A block with `halves_size` concatenates the pooled input
+    instead of adding the input.
     """
     reduce_groups, expand_groups = groups
     # 240 features: 60 channels between the two 1 x 1
     inner = features // 4
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
     y = net.channel_shuffle(y, expand_groups, name=name)
-    y = net.depthwise(y, stride=2 if halves else 1, name=f"{name}.depthwise")
+    y = net.depthwise(y, stride=2 if halves_size else 1, name=f"{name}.depthwise")
     # the pooled input is concatenated below: only the other channels are computed here
-    width = features - x.shape[1] if halves else features
-    scale = 1.0 if halves else BRANCH
+    width = features - x.shape[1] if halves_size else features
+    scale = 1.0 if halves_size else BRANCH
     y = net.conv_norm(y, width, groups=expand_groups, act="", scale=scale, name=f"{name}.expand")
-    if not halves:
+    if not halves_size:
         return net.relu(net.add(x, y))
     y = net.relu(y)
     mean = net.avg_pool2d(x, kernel=3, stride=2, pad=1, count_include_pad=True)
@@ -299,11 +309,11 @@ def _shufflenet_v1(
 ) -> Value:
     """Return ShuffleNet V1 (Zhang et al. 2018), in 3 or 8 groups."""
     x = _stem(net, x, stem, 3)
-    for stage, (width, depth) in enumerate(zip(features, DEPTHS, strict=True), 2):
+    for stage, (width, depth) in enumerate(zip(features, SHUFFLE_DEPTHS, strict=True), 2):
         for i in range(depth):
             # the stem has few channels: the first 1 x 1 has one group, as published
             reduced = 1 if stage == 2 and i == 0 else groups
-            x = _grouped(net, x, width, (reduced, groups), i == 0, f"stage{stage}.{i}")
+            x = _shuffle_block_v1(net, x, width, (reduced, groups), i == 0, f"stage{stage}.{i}")
     return net.head(x, classes, bias=False)
 
 
@@ -314,29 +324,29 @@ def _separable(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
     return net.conv_norm(x, width, name=f"{name}.pointwise")
 
 
-def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
+def _shuffle_block_v2(net: Net, x: Value, features: int, is_first: bool, name: str) -> Value:
     """Append a block: half the channels pass unchanged, half go through three layers.
 
-    In the `first` block of a stage all channels go through both branches, which halve the size.
+    In the first block of a stage all channels go through both branches, which halve the size.
     """
     # 116 channels: 58 pass, 58 go through three layers.
     width = features // 2
-    if first:
+    if is_first:
         left_branch = _separable(net, x, width, 2, f"{name}.left")
         right = x
     else:
         left_branch, right = net.split(x, sizes=2, axis=1)
     right = net.conv_norm(right, width, name=f"{name}.reduce")
-    right = _separable(net, right, width, 2 if first else 1, f"{name}.right")
+    right = _separable(net, right, width, 2 if is_first else 1, f"{name}.right")
     return net.channel_shuffle(net.concat(left_branch, right, axis=1), 2, name=name)
 
 
 def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, classes: int) -> Value:
     """Return ShuffleNet V2 (Ma et al. 2018); a name without a width means x1.0."""
     x = _stem(net, x, 24, 3)
-    for stage, (width, depth) in enumerate(zip(features, DEPTHS, strict=True), 2):
+    for stage, (width, depth) in enumerate(zip(features, SHUFFLE_DEPTHS, strict=True), 2):
         for i in range(depth):
-            x = _unit(net, x, width, i == 0, f"stage{stage}.{i}")
+            x = _shuffle_block_v2(net, x, width, i == 0, f"stage{stage}.{i}")
     x = net.conv_norm(x, last, name="last")
     return net.head(x, classes)
 
@@ -413,12 +423,12 @@ SHUFFLED: tuple[Callable[..., Graph], ...] = (
 LEVELS = 4
 
 
-def _double(net: Net, x: Value, features: int, name: str) -> Value:
+def _two_convolutions(net: Net, x: Value, features: int, name: str) -> Value:
     x = net.conv_act(x, features, 3, name=f"{name}.1")
     return net.conv_act(x, features, 3, name=f"{name}.2")
 
 
-def _up(net: Net, x: Value, name: str) -> Value:
+def _upsampled(net: Net, x: Value, name: str) -> Value:
     """Append the transposed 2 x 2 convolution that doubles the size and halves the channels."""
     c = x.shape[1]
     # at stride 2 each output pixel is a sum over one tap of c channels: variance 1 / c
@@ -449,12 +459,12 @@ def unet(
     skips = []
     for level in range(LEVELS):
         # width 64: 64, 128, 256 and 512 features on the way down, 1024 at the lowest level
-        x = _double(net, x, width << level, f"down{level}")
+        x = _two_convolutions(net, x, width << level, f"down{level}")
         skips.append(x)
         x = net.max_pool2d(x, kernel=2, name=f"down{level}.pool")
-    x = _double(net, x, width << LEVELS, "bottom")
+    x = _two_convolutions(net, x, width << LEVELS, "bottom")
     for level in reversed(range(LEVELS)):
-        x = _up(net, x, f"up{level}")
+        x = _upsampled(net, x, f"up{level}")
         x = net.concat(skips[level], x, axis=1, name=f"up{level}.concat")
-        x = _double(net, x, width << level, f"up{level}")
+        x = _two_convolutions(net, x, width << level, f"up{level}")
     return net.finish(net.conv(x, classes, name="out"))

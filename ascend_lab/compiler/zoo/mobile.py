@@ -18,7 +18,7 @@ from ascend_lab.compiler.zoo.blocks import BRANCH, Net, family, image_network, r
 
 Rows = tuple[tuple[int, ...], ...]
 
-V1 = (
+MOBILENET_V1 = (
     (64, 1),
     (128, 2),
     (128, 1),
@@ -30,7 +30,7 @@ V1 = (
     (1024, 1),
 )
 """Features and stride of each depthwise-separable layer."""
-V2: Rows = (
+MOBILENET_V2: Rows = (
     (3, 1, 16, 1, 1),
     (3, 6, 24, 2, 2),
     (3, 6, 32, 3, 2),
@@ -40,35 +40,35 @@ V2: Rows = (
     (3, 6, 320, 1, 1),
 )
 """In this and all tables of `Rows`: kernel, expansion, features, blocks, stride of the first."""
-R = "relu"
-H = "hard_swish"
-V3_LARGE = (
-    (3, 16, 16, 0, R, 1),
-    (3, 64, 24, 0, R, 2),
-    (3, 72, 24, 0, R, 1),
-    (5, 72, 40, 1, R, 2),
-    *((5, 120, 40, 1, R, 1),) * 2,
-    (3, 240, 80, 0, H, 2),
-    (3, 200, 80, 0, H, 1),
-    *((3, 184, 80, 0, H, 1),) * 2,
-    (3, 480, 112, 1, H, 1),
-    (3, 672, 112, 1, H, 1),
-    (5, 672, 160, 1, H, 2),
-    *((5, 960, 160, 1, H, 1),) * 2,
+RELU = "relu"
+HARD_SWISH = "hard_swish"
+MOBILENET_V3_LARGE = (
+    (3, 16, 16, 0, RELU, 1),
+    (3, 64, 24, 0, RELU, 2),
+    (3, 72, 24, 0, RELU, 1),
+    (5, 72, 40, 1, RELU, 2),
+    *((5, 120, 40, 1, RELU, 1),) * 2,
+    (3, 240, 80, 0, HARD_SWISH, 2),
+    (3, 200, 80, 0, HARD_SWISH, 1),
+    *((3, 184, 80, 0, HARD_SWISH, 1),) * 2,
+    (3, 480, 112, 1, HARD_SWISH, 1),
+    (3, 672, 112, 1, HARD_SWISH, 1),
+    (5, 672, 160, 1, HARD_SWISH, 2),
+    *((5, 960, 160, 1, HARD_SWISH, 1),) * 2,
 )
 """Kernel, expanded channels, features, squeeze and excite (0 or 1), activation, stride."""
-V3_SMALL = (
-    (3, 16, 16, 1, R, 2),
-    (3, 72, 24, 0, R, 2),
-    (3, 88, 24, 0, R, 1),
-    (5, 96, 40, 1, H, 2),
-    *((5, 240, 40, 1, H, 1),) * 2,
-    (5, 120, 48, 1, H, 1),
-    (5, 144, 48, 1, H, 1),
-    (5, 288, 96, 1, H, 2),
-    *((5, 576, 96, 1, H, 1),) * 2,
+MOBILENET_V3_SMALL = (
+    (3, 16, 16, 1, RELU, 2),
+    (3, 72, 24, 0, RELU, 2),
+    (3, 88, 24, 0, RELU, 1),
+    (5, 96, 40, 1, HARD_SWISH, 2),
+    *((5, 240, 40, 1, HARD_SWISH, 1),) * 2,
+    (5, 120, 48, 1, HARD_SWISH, 1),
+    (5, 144, 48, 1, HARD_SWISH, 1),
+    (5, 288, 96, 1, HARD_SWISH, 2),
+    *((5, 576, 96, 1, HARD_SWISH, 1),) * 2,
 )
-MNAS: Rows = (
+MNASNET_B1: Rows = (
     (3, 3, 24, 3, 2),
     (5, 3, 40, 3, 2),
     (5, 6, 80, 3, 2),
@@ -76,7 +76,7 @@ MNAS: Rows = (
     (5, 6, 192, 4, 2),
     (3, 6, 320, 1, 1),
 )
-B0: Rows = (
+EFFICIENTNET_B0: Rows = (
     (3, 1, 16, 1, 1),
     (3, 6, 24, 2, 2),
     (5, 6, 40, 2, 2),
@@ -85,7 +85,7 @@ B0: Rows = (
     (5, 6, 192, 4, 2),
     (3, 6, 320, 1, 1),
 )
-V1_SCALES = (
+EFFICIENTNET_SCALES = (
     (1.0, 1.0, 224),
     (1.0, 1.1, 240),
     (1.1, 1.2, 260),
@@ -96,7 +96,7 @@ V1_SCALES = (
     (2.0, 3.1, 600),
 )
 """Width, depth and pixels of EfficientNet B0 to B7, from the authors' table."""
-EFFICIENT_V2: dict[str, Rows] = {
+EFFICIENTNET_V2: dict[str, Rows] = {
     "s": (
         (0, 1, 24, 2, 1),
         (0, 4, 48, 4, 2),
@@ -133,7 +133,7 @@ EFFICIENT_V2: dict[str, Rows] = {
     ),
 }
 """Rows of EfficientNet V2 by model; a kernel of 0 means a fused residual, a 3 x 3 convolution."""
-V2_SCALES = {
+EFFICIENTNET_V2_SCALES = {
     "s": (1.0, 1.0, 384),
     "m": (1.0, 1.0, 480),
     "l": (1.0, 1.0, 480),
@@ -147,7 +147,13 @@ V2_SCALES = {
 
 @dataclass(frozen=True, slots=True)
 class Inverted:
-    """An inverted residual: 1 x 1 to `expanded` channels, depthwise, 1 x 1 to `features`."""
+    """An inverted residual: 1 x 1 to `expanded` channels, depthwise, 1 x 1 to `features`.
+
+    act          activation after the first two convolutions
+    squeezed     channels between the two layers of squeeze and excite; 0: the block has none
+    squeeze_act  activation between these layers
+    gate         activation of the factors that they compute
+    """
 
     expanded: int
     features: int
@@ -172,15 +178,15 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
             x, block.squeezed, name=f"{name}.se", act=block.squeeze_act, gate=block.gate
         )
     # input and result can be added only if they have the same shape
-    stays = block.stride == 1 and channels == block.features
+    keeps_shape = block.stride == 1 and channels == block.features
     x = net.conv_norm(
         x,
         block.features,
         act="",
-        scale=BRANCH if stays else 1.0,
+        scale=BRANCH if keeps_shape else 1.0,
         name=f"{name}.project",
     )
-    return net.add(start, x, name=f"{name}.add") if stays else x
+    return net.add(start, x, name=f"{name}.add") if keeps_shape else x
 
 
 def fused_residual(net: Net, x: Value, block: Inverted, name: str) -> Value:
@@ -189,26 +195,26 @@ def fused_residual(net: Net, x: Value, block: Inverted, name: str) -> Value:
     A block that does not expand is a single 3 x 3 convolution.
     """
     start = x
-    stays = block.stride == 1 and x.shape[1] == block.features
-    scale = BRANCH if stays else 1.0
+    keeps_shape = block.stride == 1 and x.shape[1] == block.features
+    scale = BRANCH if keeps_shape else 1.0
     settings: dict[str, Any] = {"stride": block.stride, "act": block.act}
     if block.expanded == x.shape[1]:
         x = net.conv_norm(x, block.features, 3, scale=scale, name=f"{name}.conv", **settings)
     else:
         x = net.conv_norm(x, block.expanded, 3, name=f"{name}.expand", **settings)
         x = net.conv_norm(x, block.features, act="", scale=scale, name=f"{name}.project")
-    return net.add(start, x, name=f"{name}.add") if stays else x
+    return net.add(start, x, name=f"{name}.add") if keeps_shape else x
 
 
-def _staged(
+def _inverted_stages(
     net: Net,
     x: Value,
     rows: Rows,
-    scaled: Callable[[int], int],
+    scale_channels: Callable[[int], int],
     act: str = "relu6",
     squeezes: bool = False,
 ) -> Value:
-    """Append stages of inverted residuals, whose channels `scaled` scales.
+    """Append stages of inverted residuals, whose channels `scale_channels` scales.
 
     With `squeezes`, blocks squeeze and excite, with a quarter of the channels of a block's input.
     """
@@ -220,14 +226,14 @@ def _staged(
             name = f"stage{stage}.{i}"
             # only the first block of a stage changes the size
             block = Inverted(
-                channels * expansion,
-                scaled(features),
-                kernel,
-                stride,
-                act,
-                channels // 4 * squeezes,
-                "silu",
-                "sigmoid",
+                expanded=channels * expansion,
+                features=scale_channels(features),
+                kernel=kernel,
+                stride=stride,
+                act=act,
+                squeezed=channels // 4 if squeezes else 0,
+                squeeze_act="silu",
+                gate="sigmoid",
             )
             append = inverted if kernel else fused_residual
             x = append(net, x, block, name)
@@ -239,8 +245,8 @@ def _staged(
 def mobilenet_v1(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
     """Return MobileNet V1 (Howard et al. 2017)."""
     x = net.conv_norm(x, rounded(32 * width), 3, stride=2, name="stem")
-    for i, (features, stride) in enumerate(V1, 1):
-        x = net.depthwise(x, stride=stride, act=R, name=f"layer{i}.depthwise")
+    for i, (features, stride) in enumerate(MOBILENET_V1, 1):
+        x = net.depthwise(x, stride=stride, act=RELU, name=f"layer{i}.depthwise")
         x = net.conv_norm(x, rounded(features * width), name=f"layer{i}.pointwise")
     return net.head(x, classes)
 
@@ -249,7 +255,7 @@ def mobilenet_v1(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
 def mobilenet_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
     """Return MobileNet V2 (Sandler et al. 2018); its last layer is never narrower than 1280."""
     x = net.conv_norm(x, rounded(32 * width), 3, stride=2, act="relu6", name="stem")
-    x = _staged(net, x, V2, lambda channels: rounded(channels * width))
+    x = _inverted_stages(net, x, MOBILENET_V2, lambda channels: rounded(channels * width))
     x = net.conv_norm(x, rounded(1280 * max(1.0, width)), act="relu6", name="last")
     return net.head(x, classes)
 
@@ -258,18 +264,18 @@ def mobilenet_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
 def mnasnet(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
     """Return MnasNet-B1 (Tan et al. 2019), without squeeze and excite."""
     x = net.conv_norm(x, rounded(32 * width), 3, stride=2, name="stem")
-    x = net.depthwise(x, act=R, name="first.depthwise")
+    x = net.depthwise(x, act=RELU, name="first.depthwise")
     x = net.conv_norm(x, rounded(16 * width), act="", name="first.project")
-    x = _staged(net, x, MNAS, lambda channels: rounded(channels * width), act=R)
+    x = _inverted_stages(net, x, MNASNET_B1, lambda channels: rounded(channels * width), act=RELU)
     return net.head(net.conv_norm(x, 1280, name="last"), classes)
 
 
 # -- MobileNet V3 ---------------------------------------------------------------------------------
-V3Rows = tuple[tuple[int, int, int, int, str, int], ...]
+MobileNetV3Rows = tuple[tuple[int, int, int, int, str, int], ...]
 
 
 def _mobilenet_v3(
-    rows: V3Rows, hidden: int, net: Net, x: Value, classes: int, width: float = 1.0
+    rows: MobileNetV3Rows, hidden: int, net: Net, x: Value, classes: int, width: float = 1.0
 ) -> Value:
     """Return MobileNet V3 (Howard et al. 2019) with `hidden` features in its first dense layer.
 
@@ -279,30 +285,30 @@ def _mobilenet_v3(
     net.epsilon = 1e-3
     last_features = 16
     stem = rounded(16 * width) if width >= 0.75 else 16
-    x = net.conv_norm(x, stem, 3, stride=2, act=H, name="stem")
+    x = net.conv_norm(x, stem, 3, stride=2, act=HARD_SWISH, name="stem")
     for i, (kernel, expanded, features, squeezes, act, stride) in enumerate(rows, 1):
         # a row's ratio, as 64 / 16 = 4, times the channels of the scaled network
         inner = rounded(x.shape[1] * expanded / last_features)
         last_features = features
         block = Inverted(
-            inner,
-            rounded(features * width),
-            kernel,
-            stride,
-            act,
-            rounded(inner / 4) if squeezes else 0,
+            expanded=inner,
+            features=rounded(features * width),
+            kernel=kernel,
+            stride=stride,
+            act=act,
+            squeezed=rounded(inner / 4) if squeezes else 0,
         )
         x = inverted(net, x, block, f"block{i}")
     # 160 features become 960
-    x = net.conv_norm(x, rounded(6 * last_features * width), act=H, name="last")
-    x = net.act(net.head(x, hidden, name="fc1"), H, name="fc1.act")
+    x = net.conv_norm(x, rounded(6 * last_features * width), act=HARD_SWISH, name="last")
+    x = net.act(net.head(x, hidden, name="fc1"), HARD_SWISH, name="fc1.act")
     return net.dense(x, classes, name="fc2")
 
 
 MOBILENETS_V3 = family(
     "mobilenet_v3_",
     _mobilenet_v3,
-    {"large": (V3_LARGE, 1280), "small": (V3_SMALL, 1024)},
+    {"large": (MOBILENET_V3_LARGE, 1280), "small": (MOBILENET_V3_SMALL, 1024)},
     scaled=True,
 )
 
@@ -326,7 +332,7 @@ def _efficientnet(
     )
     # a depth of 1.1 makes 2 blocks 3: rounded up, as published
     deep_rows = tuple((*row[:3], math.ceil(row[3] * depth), row[4]) for row in rows)
-    x = _staged(net, x, deep_rows, scaled, "silu", True)
+    x = _inverted_stages(net, x, deep_rows, scaled, "silu", True)
     x = net.conv_norm(x, scaled(1280), act="silu", name="last")
     return net.head(x, classes)
 
@@ -334,21 +340,21 @@ def _efficientnet(
 EFFICIENTNETS = (
     *(
         image_network(size=size, name=f"efficientnet_b{i}")(
-            partial(_efficientnet, B0, (width, depth), 0.1)
+            partial(_efficientnet, EFFICIENTNET_B0, (width, depth), 0.1)
         )
-        for i, (width, depth, size) in enumerate(V1_SCALES)
+        for i, (width, depth, size) in enumerate(EFFICIENTNET_SCALES)
     ),
     *(
         image_network(size=size, name=f"efficientnet_v2_{name}")(
-            partial(_efficientnet, EFFICIENT_V2[name[0]], (width, depth), 1.0)
+            partial(_efficientnet, EFFICIENTNET_V2[name[0]], (width, depth), 1.0)
         )
-        for name, (width, depth, size) in V2_SCALES.items()
+        for name, (width, depth, size) in EFFICIENTNET_V2_SCALES.items()
     ),
 )
 
 
 # -- MobileNet V4 ---------------------------------------------------------------------------------
-V4: dict[str, tuple[int, int, str]] = {
+MOBILENET_V4: dict[str, tuple[int, int, str]] = {
     "conv_small": (
         224,
         32,
@@ -407,27 +413,29 @@ The features "96-64" are 96 for the first block and 64 after c1.
 """
 
 
-def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: str) -> Value:
-    """Append a universal inverted bottleneck, given as text a/m/e (see `V4`)."""
+def _universal(net: Net, x: Value, block_text: str, features: int, stride: int, name: str) -> Value:
+    """Append a universal inverted bottleneck, given as text a/m/e (see `MOBILENET_V4`)."""
     start = x
     # "3/5/4": depthwise 3 x 3, 1 x 1 to 4 times the channels, depthwise 5 x 5, 1 x 1 back; "0/0/2"
     # has only the two 1 x 1 convolutions.
-    (first, middle, expansion) = (int(n) for n in text.split("/"))
+    (first_kernel, middle_kernel, expansion) = (int(n) for n in block_text.split("/"))
     channels = x.shape[1]
     has_shortcut = stride == 1 and x.shape[1] == features
     # hybrid models scale each branch by a parameter per channel
-    hybrid = "hybrid" in net.name
-    if first:
+    is_hybrid = "hybrid" in net.name
+    if first_kernel:
         # the stride is that of the middle layer if there is one: the first layer keeps all pixels
-        x = net.depthwise(x, first, stride=1 if middle else stride, name=f"{name}.first")
+        x = net.depthwise(
+            x, first_kernel, stride=1 if middle_kernel else stride, name=f"{name}.first"
+        )
     x = net.conv_norm(x, rounded(channels * expansion), name=f"{name}.expand")
-    if middle:
-        x = net.depthwise(x, middle, stride=stride, act=R, name=f"{name}.middle")
-    scale = BRANCH if has_shortcut and not hybrid else 1.0
+    if middle_kernel:
+        x = net.depthwise(x, middle_kernel, stride=stride, act=RELU, name=f"{name}.middle")
+    scale = BRANCH if has_shortcut and not is_hybrid else 1.0
     x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
-    if hybrid and has_shortcut:
+    if is_hybrid and has_shortcut:
         return net.branch(start, x, name=name)
-    if hybrid:
+    if is_hybrid:
         gamma = net.seeded(f"{name}.gamma", (1, features, 1, 1), 0.02, 1.0)
         x = net.mul(x, gamma, name=f"{name}.scale")
     return net.add(start, x, name=f"{name}.add") if has_shortcut else x
@@ -439,25 +447,33 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
     heads, depth, stride = (int(n) for n in text.split("/"))
     n, c, h, w = x.shape
     y = net.norm(x, name=f"{name}.bn")
-    q = net.conv(y, heads * depth, bias=False, name=f"{name}.q")
-    maps = []
-    for part in "kv":
-        m = y
-        if stride > 1:
-            m = net.depthwise(m, stride=stride, name=f"{name}.{part}.down")
-        m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
-        # (n, 64, 7, 7) becomes (n, 64, 49): each column is a key
-        maps.append(net.reshape(m, shape=(n, depth, -1)))
+    query_map = net.conv(y, heads * depth, bias=False, name=f"{name}.q")
+    keys, values = (_shared_map(net, y, depth, stride, f"{name}.{part}") for part in "kv")
     # the heads' queries become rows of one matrix: all share the keys
-    q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
+    by_head = net.reshape(query_map, shape=(n, heads, depth, h * w))
     # 4 heads on 14 x 14 pixels: 784 rows against one map of keys.
-    q = net.reshape(q, shape=(n, heads * h * w, depth))
-    shares = net.shares(q, maps[0], name=f"{name}.heads")
+    queries = net.reshape(
+        net.transpose(by_head, perm=(0, 1, 3, 2)), shape=(n, heads * h * w, depth)
+    )
+    weights = net.attention_weights(queries, keys, name=f"{name}.heads")
     # values are (n, 64, 49), too: transposed, each key's value is a row
-    context = net.batch_matmul(shares, maps[1], trans_b=True)
-    context = net.reshape(context, shape=(n, heads, h * w, depth))
-    context = net.reshape(net.transpose(context, perm=(0, 1, 3, 2)), shape=(n, heads * depth, h, w))
+    context_rows = net.batch_matmul(weights, values, trans_b=True)
+    context_by_head = net.reshape(context_rows, shape=(n, heads, h * w, depth))
+    context = net.reshape(
+        net.transpose(context_by_head, perm=(0, 1, 3, 2)), shape=(n, heads * depth, h, w)
+    )
     return net.branch(x, net.conv(context, c, bias=False, name=f"{name}.out"), name=name)
+
+
+def _shared_map(net: Net, y: Value, depth: int, stride: int, name: str) -> Value:
+    """Append the keys or values that all heads share, as (n, depth, pixels).
+
+    (n, 64, 7, 7) becomes (n, 64, 49): each column is a key.
+    """
+    if stride > 1:
+        y = net.depthwise(y, stride=stride, name=f"{name}.down")
+    pixels = net.conv(y, depth, bias=False, name=name)
+    return net.reshape(pixels, shape=(y.shape[0], depth, -1))
 
 
 def _mobilenet_v4(
@@ -508,7 +524,7 @@ BUILDERS: tuple[Callable[..., Graph], ...] = (
         image_network(size=size, scaled=True, name=f"mobilenet_v4_{name}")(
             partial(_mobilenet_v4, stem, stages)
         )
-        for name, (size, stem, stages) in V4.items()
+        for name, (size, stem, stages) in MOBILENET_V4.items()
     ),
     mnasnet,
     *EFFICIENTNETS,

@@ -19,13 +19,17 @@ from ascend_lab.compiler.zoo.blocks import Net, family, image_network, rounded
 from ascend_lab.compiler.zoo.mobile import Inverted, inverted
 from ascend_lab.errors import InputError
 
-SPREAD = 0.02
+WEIGHT_DEVIATION = 0.02
+"""Standard deviation of the weights."""
 WORDS = 30522
+"""Tokens of BERT's vocabulary."""
 POSITIONS = 512
-KINDS = 2
-GPT_WORDS = 50257
+"""The longest sequence of BERT, with a learned vector for each position."""
+SEGMENTS = 2
+"""BERT reads two sentences, with a learned vector for the tokens of each."""
+GPT_VOCABULARY = 50257
 GPT_POSITIONS = 1024
-DROPPED = -10000.0
+MASKED_SCORE = -10000.0
 """The number that a mask adds to the score of a token that is padding, or comes later."""
 
 
@@ -58,8 +62,8 @@ def check_size(name: str, size: Size, longest: int) -> Size:
 
 def linear(net: Net, x: Value, features: int, *, name: str) -> Value:
     """Append x w + b in two nodes: (rows, inputs) to (rows, features)."""
-    weight = net.seeded(f"{name}.weight", (x.shape[1], features), SPREAD)
-    bias = net.seeded(f"{name}.bias", (features,), SPREAD)
+    weight = net.seeded(f"{name}.weight", (x.shape[1], features), WEIGHT_DEVIATION)
+    bias = net.seeded(f"{name}.bias", (features,), WEIGHT_DEVIATION)
     return net.add(net.matmul(x, weight, name=f"{name}.matmul"), bias, name=name)
 
 
@@ -111,11 +115,11 @@ def self_attention(
     # keys become (batch, heads, depth, length), so that the product needs no transposed operand
     parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
     queries, keys, values = (
-        heads(net, x, size.batch, size.heads, order, name=f"{name}.{part}")
-        for x, order, part in parts
+        heads(net, rows, size.batch, size.heads, order, name=f"{name}.{part}")
+        for rows, order, part in parts
     )
-    shares = net.shares(queries, keys, mask, name=name)
-    context = net.batch_matmul(shares, values, name=f"{name}.context")
+    weights = net.attention_weights(queries, keys, mask, name=name)
+    context = net.batch_matmul(weights, values, name=f"{name}.context")
     return linear(net, rows_of(net, context, name=name), size.width, name=f"{name}.out")
 
 
@@ -143,30 +147,35 @@ def encoder_block(
 
 
 # -- BERT (Devlin et al. 2019): uncased vocabulary, with the pooler -------------------------------
-def _embedded(net: Net, ids: Value, kinds: Value, size: Size, vocabulary: int) -> Value:
-    """Append the embedding: layer norm of word + position + sentence, (tokens, width)."""
-    names = (("word", vocabulary), ("position", POSITIONS), ("kind", KINDS))
-    words, places, sorts = (
-        net.seeded(f"embeddings.{name}.weight", (rows, size.width), SPREAD) for name, rows in names
+def _embedded(net: Net, ids: Value, segments: Value, size: Size, vocabulary: int) -> Value:
+    """Append the embedding: layer norm of token + position + segment vectors, (tokens, width)."""
+    names = (("word", vocabulary), ("position", POSITIONS), ("kind", SEGMENTS))
+    token_table, position_table, segment_table = (
+        net.seeded(f"embeddings.{name}.weight", (rows, size.width), WEIGHT_DEVIATION)
+        for name, rows in names
     )
-    x = net.embedding(words, ids, name="embeddings.word")
-    x = net.add(x, net.embedding(sorts, kinds, name="embeddings.kind"), name="embeddings.add1")
-    used = net.slice(places, begin=(0, 0), end=(size.length, size.width), name="embeddings.place")
-    x = net.add(x, used, name="embeddings.add2")
+    token_vectors = net.embedding(token_table, ids, name="embeddings.word")
+    segment_vectors = net.embedding(segment_table, segments, name="embeddings.kind")
+    x = net.add(token_vectors, segment_vectors, name="embeddings.add1")
+    end = (size.length, size.width)
+    positions = net.slice(position_table, begin=(0, 0), end=end, name="embeddings.place")
+    x = net.add(x, positions, name="embeddings.add2")
     rows = net.reshape(x, shape=(size.tokens, size.width), name="embeddings.rows")
     return norm(net, rows, size.epsilon, name="embeddings.norm")
 
 
-def _mask(net: Net, kept: Value, size: Size) -> Value:
+def _mask(net: Net, attention_mask: Value, size: Size) -> Value:
     """Append (1 - mask) * -10000, shaped to be added to (batch, heads, length, length)."""
-    column = net.reshape(kept, shape=(size.batch, 1, 1, size.length), name="mask.reshape")
-    real = net.cast(column, dtype=net.dtype, name="mask.cast")
+    shape = (size.batch, 1, 1, size.length)
+    column = net.reshape(attention_mask, shape=shape, name="mask.reshape")
+    floats = net.cast(column, dtype=net.dtype, name="mask.cast")
     # a mask of 1, 1, 0 becomes 0, 0, -10000
-    turned = net.adds(net.muls(real, number=-1.0, name="mask.neg"), number=1.0, name="mask.not")
-    return net.muls(turned, number=DROPPED, name="mask")
+    negative = net.muls(floats, number=-1.0, name="mask.neg")
+    is_padding = net.adds(negative, number=1.0, name="mask.not")
+    return net.muls(is_padding, number=MASKED_SCORE, name="mask")
 
 
-def _layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:
+def _bert_layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:
     """Append attention and the MLP; each is added to its input, and a layer norm follows."""
     y = self_attention(net, x, size, mask, name=f"{name}.attn")
     x = norm(net, net.add(y, x, name=f"{name}.add1"), size.epsilon, name=f"{name}.norm1")
@@ -175,17 +184,17 @@ def _layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:
 
 
 def bert(name: str, size: Size, dtype: str, vocabulary: int) -> Graph:
-    """Return a BERT of any size: ids, mask, kinds (batch, length) int32 -> rows, pooled."""
+    """Return a BERT of any size: ids, mask, segments (batch, length) int32 -> rows, pooled."""
     check_size(name, size, POSITIONS)
     net = Net(name, dtype)
     shape = (size.batch, size.length)
     ids = net.input("input_ids", shape, "int32")
-    kept = net.input("attention_mask", shape, "int32")
-    kinds = net.input("token_type_ids", shape, "int32")
-    mask = _mask(net, kept, size)
-    x = _embedded(net, ids, kinds, size, vocabulary)
+    attention_mask = net.input("attention_mask", shape, "int32")
+    segments = net.input("token_type_ids", shape, "int32")
+    mask = _mask(net, attention_mask, size)
+    x = _embedded(net, ids, segments, size, vocabulary)
     for i in range(size.layers):
-        x = _layer(net, x, size, mask, f"layer{i}")
+        x = _bert_layer(net, x, size, mask, f"layer{i}")
     hidden = net.reshape(x, shape=(*shape, size.width), name="last_hidden_state")
     first = net.slice(hidden, begin=(0, 0, 0), end=(size.batch, 1, size.width), name="first")
     row = net.reshape(first, shape=(size.batch, size.width), name="first.rows")
@@ -219,10 +228,10 @@ def bert_large(
 
 # -- GPT-2 (Radford et al. 2019): causal attention, output weights tied to the embedding ----------
 def causal(length: int) -> np.ndarray:
-    """Return the mask (1, 1, length, length): 0 up to a token's own position, then `DROPPED`."""
+    """Return the mask (1, 1, length, length): 0 up to a token's position, then `MASKED_SCORE`."""
     # Length 3: rows (0, -1e4, -1e4), (0, 0, -1e4), (0, 0, 0).
     later = np.triu(np.ones((length, length), np.float32), 1)
-    return (later * np.float32(DROPPED)).reshape(1, 1, length, length)
+    return (later * np.float32(MASKED_SCORE)).reshape(1, 1, length, length)
 
 
 def gpt2_small(
@@ -231,24 +240,24 @@ def gpt2_small(
     *,
     dtype: str = "fp32",
     layers: int = 12,
-    vocabulary: int = GPT_WORDS,
+    vocabulary: int = GPT_VOCABULARY,
 ) -> Graph:
     """Return GPT-2 small: input_ids (batch, length) int32 -> logits (batch, length, words)."""
     size = check_size("gpt2_small", Size(768, layers, 12, length, batch, 1e-5), GPT_POSITIONS)
     net = Net("gpt2_small", dtype)
     ids = net.input("input_ids", (batch, length), "int32")
-    words = net.seeded("wte.weight", (vocabulary, size.width), SPREAD)
+    token_table = net.seeded("wte.weight", (vocabulary, size.width), WEIGHT_DEVIATION)
     kind = TensorType((1, 1, length, length), dtype)
     mask = net.constant(partial(causal, length), kind, "causal_mask")
-    places = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), SPREAD)
+    position_table = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), WEIGHT_DEVIATION)
     # sequences of 128 tokens use the first 128 of 1024 learned positions
-    used = net.slice(places, begin=(0, 0), end=(length, size.width), name="wpe")
-    x = net.add(net.embedding(words, ids, name="wte"), used, name="embedded")
+    positions = net.slice(position_table, begin=(0, 0), end=(length, size.width), name="wpe")
+    x = net.add(net.embedding(token_table, ids, name="wte"), positions, name="embedded")
     x = net.reshape(x, shape=(size.tokens, size.width), name="embedded.rows")
     for i in range(layers):
         x = encoder_block(net, x, size, mask, name=f"h{i}")
     x = norm(net, x, size.epsilon, name="ln_f")
-    scores = net.matmul(x, words, trans_b=True, name="lm_head")
+    scores = net.matmul(x, token_table, trans_b=True, name="lm_head")
     return net.finish(net.reshape(scores, shape=(batch, length, vocabulary), name="logits"))
 
 
@@ -262,25 +271,25 @@ def vit_b16(
     net = Net("vit_b16", dtype)
     # 224 x 224 pixels are 14 x 14 patches; with one token for the class 197
     length = (size // 16) ** 2 + 1
-    dims = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
+    sizes = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
     x = net.images(batch, 3, size)
-    x = net.conv(x, dims.width, 16, stride=16, pad=(0, 0), name="patches")
-    x = net.transpose(net.reshape(x, shape=(batch, dims.width, -1)), perm=(0, 2, 1))
-    token = net.seeded("class_token", (1, 1, dims.width), SPREAD)
-    first = net.expand(token, shape=(batch, 1, dims.width), name="class_token.expand")
+    x = net.conv(x, sizes.width, 16, stride=16, pad=(0, 0), name="patches")
+    x = net.transpose(net.reshape(x, shape=(batch, sizes.width, -1)), perm=(0, 2, 1))
+    token = net.seeded("class_token", (1, 1, sizes.width), WEIGHT_DEVIATION)
+    first = net.expand(token, shape=(batch, 1, sizes.width), name="class_token.expand")
     x = net.concat(first, x, axis=1, name="tokens")
-    places = net.seeded("positions", (1, length, dims.width), SPREAD)
-    x = net.reshape(net.add(x, places), shape=(dims.tokens, dims.width), name="tokens.rows")
+    positions = net.seeded("positions", (1, length, sizes.width), WEIGHT_DEVIATION)
+    x = net.reshape(net.add(x, positions), shape=(sizes.tokens, sizes.width), name="tokens.rows")
     for i in range(layers):
-        x = encoder_block(net, x, dims, None, name=f"layer{i}")
-    x = net.reshape(norm(net, x, dims.epsilon, name="norm"), shape=(batch, length, dims.width))
-    x = net.slice(x, begin=(0, 0, 0), end=(batch, 1, dims.width), name="first")
-    x = net.reshape(x, shape=(batch, dims.width))
+        x = encoder_block(net, x, sizes, None, name=f"layer{i}")
+    x = net.reshape(norm(net, x, sizes.epsilon, name="norm"), shape=(batch, length, sizes.width))
+    x = net.slice(x, begin=(0, 0, 0), end=(batch, 1, sizes.width), name="first")
+    x = net.reshape(x, shape=(batch, sizes.width))
     return net.finish(net.dense(x, classes, name="head"))
 
 
 # -- MobileViT ------------------------------------------------------------------------------------
-PATCH = 2
+PATCH_SIZE = 2
 
 
 def _unfolded(net: Net, x: Value, order: tuple[int, ...]) -> Value:
@@ -288,8 +297,10 @@ def _unfolded(net: Net, x: Value, order: tuple[int, ...]) -> Value:
     n, d, h, w = x.shape
     # (1, 96, 32, 32): (1536, 2, 16, 2), transposed to (1536, 16, 2, 2), reshaped to (1, 96, 256, 4)
     # with 256 patches of 2 x 2 pixels
-    x = net.reshape(x, shape=(n * d * h // PATCH, PATCH, w // PATCH, PATCH))
-    x = net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=(n, d, h * w // PATCH**2, PATCH**2))
+    x = net.reshape(x, shape=(n * d * h // PATCH_SIZE, PATCH_SIZE, w // PATCH_SIZE, PATCH_SIZE))
+    x = net.reshape(
+        net.transpose(x, perm=(0, 2, 1, 3)), shape=(n, d, h * w // PATCH_SIZE**2, PATCH_SIZE**2)
+    )
     return net.transpose(x, perm=order)
 
 
@@ -297,11 +308,11 @@ def _folded(net: Net, x: Value, order: tuple[int, ...], shape: tuple[int, ...]) 
     """Append the inverse of `_unfolded`."""
     n, d, h, w = shape
     x = net.transpose(x, perm=order)
-    x = net.reshape(x, shape=(n * d * h // PATCH, w // PATCH, PATCH, PATCH))
+    x = net.reshape(x, shape=(n * d * h // PATCH_SIZE, w // PATCH_SIZE, PATCH_SIZE, PATCH_SIZE))
     return net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=shape)
 
 
-def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
+def _mobilevit_block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
     """Append convolutions, transformer layers over patches, and a concatenation with the input."""
     channels = start.shape[1]
     x = net.conv_norm(start, channels, 3, act="silu", name=f"{name}.local")
@@ -309,12 +320,12 @@ def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
     n, d, h, w = shape = x.shape
     # pixels at the same position of all patches are one sequence
     # (1, 144, 32, 32): 4 sequences of 256 tokens
-    size = Size(d, 0, 4, h * w // PATCH**2, n * PATCH**2, 1e-5)
+    size = Size(d, 0, 4, h * w // PATCH_SIZE**2, n * PATCH_SIZE**2, 1e-5)
     x = net.reshape(_unfolded(net, x, (0, 3, 2, 1)), shape=(size.tokens, d))
     for i in range(layers):
         x = encoder_block(net, x, size, None, name=f"{name}.{i}", hidden=(2 * width, "silu"))
     x = norm(net, x, size.epsilon, name=f"{name}.norm")
-    x = net.reshape(x, shape=(n, PATCH**2, size.length, d))
+    x = net.reshape(x, shape=(n, PATCH_SIZE**2, size.length, d))
     x = _folded(net, x, (0, 3, 2, 1), shape)
     x = net.conv_norm(x, channels, act="silu", name=f"{name}.down")
     x = net.concat(start, x, axis=1, name=f"{name}.concat")
@@ -334,23 +345,25 @@ def mobilevit_block(
 
     x (batch, channels, size, size) keeps its shape; raises `InputError` for an odd size.
     """
-    if size % PATCH:
+    if size % PATCH_SIZE:
         raise InputError("mobilevit_block: an even size", str(size), "pad the image")
     net = Net("mobilevit_block", dtype)
-    return net.finish(_block(net, net.images(batch, channels, size), width, layers, "mvit"))
+    return net.finish(
+        _mobilevit_block(net, net.images(batch, channels, size), width, layers, "mvit")
+    )
 
 
-VIT_SIZES = {
+MOBILEVIT_SIZES = {
     "xxs": (2, (16, 24, 48, 64, 80), (64, 80, 96), 320),
     "xs": (4, (32, 48, 64, 80, 96), (96, 120, 144), 384),
     "s": (4, (32, 64, 96, 128, 160), (144, 192, 240), 640),
 }
 """Expansion, features of five stages, widths of the transformers, features of the last layer."""
-LAYERS = (2, 4, 3)
+MOBILEVIT_LAYERS = (2, 4, 3)
 
 
-class ViTSizes(NamedTuple):
-    """A row of `VIT_SIZES`: the sizes of a MobileViT."""
+class MobileViTSizes(NamedTuple):
+    """A row of `MOBILEVIT_SIZES`: the sizes of a MobileViT."""
 
     expansion: int
     features: tuple[int, ...]
@@ -358,7 +371,7 @@ class ViTSizes(NamedTuple):
     last_features: int
 
 
-def _mobilevit(sizes: ViTSizes, net: Net, x: Value, classes: int) -> Value:
+def _mobilevit(sizes: MobileViTSizes, net: Net, x: Value, classes: int) -> Value:
     """Return MobileViT: inverted residuals and three MobileViT blocks."""
     expansion, features, widths, last_features = sizes
     x = net.conv_norm(x, 16, 3, stride=2, act="silu", name="stem")
@@ -369,10 +382,12 @@ def _mobilevit(sizes: ViTSizes, net: Net, x: Value, classes: int) -> Value:
         block = Inverted(expansion * x.shape[1], stage_features, stride=stride, act="silu")
         x = inverted(net, x, block, f"mv2.{i}")
     for i, (stage_features, width, layers) in enumerate(
-        zip(later_features, widths, LAYERS, strict=True), 3
+        zip(later_features, widths, MOBILEVIT_LAYERS, strict=True), 3
     ):
         block = Inverted(expansion * x.shape[1], stage_features, stride=2, act="silu")
-        x = _block(net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit")
+        x = _mobilevit_block(
+            net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit"
+        )
     x = net.conv_norm(x, last_features, act="silu", name="last")
     return net.head(x, classes)
 
@@ -403,13 +418,13 @@ def _linear_attention(net: Net, x: Value, name: str) -> Value:
     # each token has one score, d numbers of its key and d of its value
     y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
     scores, keys, values = net.split(y, sizes=(1, d, d), axis=1)
-    weighed = net.mul(keys, net.softmax(scores, axis=-1))
+    weighted_keys = net.mul(keys, net.softmax(scores, axis=-1))
     # one context vector for each sequence: the cost grows with the tokens only
-    context = net.reduce_sum(weighed, axis=(3,), keepdims=True)
+    context = net.reduce_sum(weighted_keys, axis=(3,), keepdims=True)
     return net.conv(net.mul(net.relu(values), context), d, name=f"{name}.out")
 
 
-def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
+def _mobilevit_v2_block(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
     """Append a depthwise layer and blocks of linear attention over patches of 2 x 2 pixels."""
     c = x.shape[1]
     x = net.depthwise(x, act="silu", name=f"{name}.local")
@@ -437,10 +452,12 @@ def _mobilevit_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value
     ):
         block = Inverted(rounded(2 * x.shape[1]), stage_features, stride=stride, act="silu")
         x = inverted(net, x, block, f"mv2.{i}")
-    for i, (stage_features, layers) in enumerate(zip(later_features, LAYERS, strict=True), 3):
+    for i, (stage_features, layers) in enumerate(
+        zip(later_features, MOBILEVIT_LAYERS, strict=True), 3
+    ):
         block = Inverted(rounded(2 * x.shape[1]), stage_features, stride=2, act="silu")
         x = inverted(net, x, block, f"stage{i}.mv2")
-        x = _block_v2(net, x, rounded(stage_features / 2), layers, f"stage{i}.mvit")
+        x = _mobilevit_v2_block(net, x, rounded(stage_features / 2), layers, f"stage{i}.mvit")
     return net.head(x, classes)
 
 
@@ -448,7 +465,7 @@ MOBILEVITS = (
     *family(
         "mobilevit_",
         _mobilevit,
-        {name: (ViTSizes(*row),) for name, row in VIT_SIZES.items()},
+        {name: (MobileViTSizes(*row),) for name, row in MOBILEVIT_SIZES.items()},
         size=256,
         multiple=64,
     ),

@@ -18,7 +18,14 @@ import numpy as np
 from ascend_lab.compiler import Graph, tiled, zoo
 from ascend_lab.compiler.compile import Road, compile_stages, front_stages
 from ascend_lab.compiler.zoo.blocks import Net
-from ascend_lab.compiler.zoo.transformers import GPT_WORDS, SPREAD, gpt2_small, linear, mlp, norm
+from ascend_lab.compiler.zoo.transformers import (
+    GPT_VOCABULARY,
+    WEIGHT_DEVIATION,
+    gpt2_small,
+    linear,
+    mlp,
+    norm,
+)
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip
 
@@ -129,7 +136,9 @@ class StepTime:
         )
 
 
-def decode_graph(batch: int, cached: int, layers: int = 12, vocabulary: int = GPT_WORDS) -> Graph:
+def decode_graph(
+    batch: int, cached: int, layers: int = 12, vocabulary: int = GPT_VOCABULARY
+) -> Graph:
     """Return the graph of a decoding step of GPT-2 small, with scores of the next token as output.
 
     The caches are inputs: keys (batch, heads, depth, cached), values (batch, heads, cached, depth).
@@ -161,7 +170,7 @@ def decode_graph(batch: int, cached: int, layers: int = 12, vocabulary: int = GP
             x, mlp(net, y, 4 * GPT2_WIDTH, "gelu", name=f"h{layer}.mlp"), name=f"h{layer}.add2"
         )
     # GPT-2 uses its embedding table again to compute a score for each word.
-    words = net.seeded("wte.weight", (vocabulary, GPT2_WIDTH), SPREAD)
+    words = net.seeded("wte.weight", (vocabulary, GPT2_WIDTH), WEIGHT_DEVIATION)
     x = norm(net, x, NORM_EPSILON, name="ln_f")
     return net.finish(net.matmul(x, words, trans_b=True, name="lm_head"), *new_keys_values)
 
