@@ -15,8 +15,10 @@ from statistics import geometric_mean
 
 from ascend_lab.aoe.drive import Settings
 from ascend_lab.aoe.engine import tune
-from ascend_lab.compiler import bound_of, compile_stages, ledger, weight_bytes, zoo
+from ascend_lab.compiler import bound_of, compile_stages, zoo
+from ascend_lab.compiler.compile import ledger
 from ascend_lab.compiler.counts import macs
+from ascend_lab.compiler.placement import weight_bytes
 from ascend_lab.machine.chip import load_chip
 from bench.table import CHIPS, Figure, times
 

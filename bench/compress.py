@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import evaluate_all
+from ascend_lab.compiler.evaluate import evaluate_all
 from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.deploy.compress import (
     LayerPlan,

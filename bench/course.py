@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ascend_lab.course import Mark, grade, load, write_report
+from ascend_lab.course import grade, load, write_report
 from ascend_lab.course.confine import FIRST_ACCOUNT, NOBODY
+from ascend_lab.course.grade import Mark
 from ascend_lab.course.leftovers import SHARED
 from ascend_lab.course.sandbox import _children
 from ascend_lab.course.seal import seal_of

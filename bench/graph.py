@@ -11,16 +11,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ascend_lab.compiler import (
-    Graph,
-    GraphBuilder,
-    NetworkTimeline,
-    compile_stages,
-    simulate_graph,
-    zoo,
-)
+from ascend_lab.compiler import Graph, GraphBuilder, compile_stages, simulate_graph, zoo
 from ascend_lab.compiler.memory import plan, simulate_writes, verify
 from ascend_lab.compiler.memory_file import read_csv
+from ascend_lab.compiler.network import NetworkTimeline
 from ascend_lab.data import data_path
 from ascend_lab.machine.chip import Chip, load_chip
 from bench.table import CHIPS, Figure, median_s

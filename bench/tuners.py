@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.aoe import Session, tune, tune_operator
+from ascend_lab.aoe import tune, tune_operator
 from ascend_lab.aoe.bank import Knowledge
 from ascend_lab.aoe.cube import CubeJob, cube_space, prove
+from ascend_lab.aoe.engine import Session
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.aoe.vector import VectorJob

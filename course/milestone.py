@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ascend_lab.course import Call, Case, answers_of, load
+from ascend_lab.course import load
+from ascend_lab.course.assignment import Case
+from ascend_lab.course.sandbox import Call, answers_of
 from ascend_lab.errors import AscendLabError
 from ascend_lab.machine import execute
 from ascend_lab.operators.kernels import pack_conv, unpack_conv

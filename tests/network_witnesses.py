@@ -25,11 +25,13 @@ from network_builder import FLOATS, Network, Step, Values, onnxruntime_session, 
 from onnx.reference import ReferenceEvaluator
 from onnx_models import run_onnx
 
-from ascend_lab.compiler import Road, evaluate, run_tasks
+from ascend_lab.compiler import evaluate
+from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.hosted import place_model
 from ascend_lab.compiler.migrate import migrate
 from ascend_lab.compiler.onnx import Imported, import_pinning
 from ascend_lab.compiler.onnx.tensors import in_type
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy.runtime import compile_offline, load_offline
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.machine.chip import load_chip

@@ -12,7 +12,7 @@ from onnx_models import model_of
 
 from ascend_lab.cli import aoe, ascend_lab as lab
 from ascend_lab.cluster.loader import KEYS, LINK_KEYS
-from ascend_lab.compiler import rules_restored
+from ascend_lab.compiler.fusion import rules_restored
 from ascend_lab.compiler.onnx import CONVERTERS
 from ascend_lab.compiler.passes import PASSES
 from ascend_lab.deploy.compress import read_config

@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.compiler import (
-    GraphBuilder,
-    Road,
-    compile_stages,
-    evaluate,
-    run_compiled,
-    run_tasks,
-    zoo,
-)
+from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, run_compiled, zoo
 from ascend_lab.compiler.canonical import canonical
+from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.ir import Graph
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.fused.channels import channels_by_cube
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators.ops.formats import numpy_type

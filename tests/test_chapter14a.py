@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from ascend_lab.compiler import evaluate, from_text, random_inputs
+from ascend_lab.compiler import evaluate, random_inputs
 from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
+from ascend_lab.compiler.text_form import from_text
 from ascend_lab.lab import graph_examples as layouts
 from ascend_lab.lab.checks import chapter14_14a as chapter
 from ascend_lab.lab.checks.core import DEFAULT_SEED

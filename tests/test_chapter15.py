@@ -4,13 +4,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from ascend_lab.compiler import (
-    GraphBuilder,
-    Road,
-    compile_graph,
-    memory,
-    simulate_graph,
-)
+from ascend_lab.compiler import GraphBuilder, compile_graph, memory, simulate_graph
+from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.placement import buffers_of, constant_bytes, plan_network
 from ascend_lab.lab.checks import chapter15_16 as chapter15
 from ascend_lab.lab.figures.lowering import network

@@ -5,8 +5,8 @@ from itertools import permutations
 
 import pytest
 
-from ascend_lab.compiler import GraphBuilder, bound_of, compile_graph, ledger, simulate_graph
-from ascend_lab.compiler.compile import TERMS
+from ascend_lab.compiler import GraphBuilder, bound_of, compile_graph, simulate_graph
+from ascend_lab.compiler.compile import TERMS, ledger
 from ascend_lab.lab import tuning as tq
 from ascend_lab.lab.figures import fig_ledger
 from ascend_lab.lab.figures.tuned_networks import TERM_STYLE, one_block

@@ -11,8 +11,9 @@ from ascend_lab.compare.chained import ends_as_given, grouped as grouped_time
 from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
 from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
-from ascend_lab.compiler import Graph, Road, random_inputs, run_tasks
-from ascend_lab.compiler.compile import Layouts
+from ascend_lab.compiler import Graph, random_inputs
+from ascend_lab.compiler.compile import Layouts, Road
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import AscendLabError, InputError, PathError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import sanitize

@@ -9,7 +9,9 @@ from test_compare import PLAIN, one
 
 from ascend_lab.compare.chains import KERNELS, vector
 from ascend_lab.compare.rows import Work
-from ascend_lab.compiler import Road, front_stages, run_tasks, tasks
+from ascend_lab.compiler import tasks
+from ascend_lab.compiler.compile import Road, front_stages
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators.ops.formats import numpy_type, spacing

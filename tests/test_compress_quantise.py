@@ -6,7 +6,8 @@ import onnxruntime as ort
 import pytest
 from command_lines import refused, run, run_json
 
-from ascend_lab.compiler import GraphBuilder, evaluate, evaluate_all
+from ascend_lab.compiler import GraphBuilder, evaluate
+from ascend_lab.compiler.evaluate import evaluate_all
 from ascend_lab.compiler.onnx import export_onnx, save_onnx
 from ascend_lab.deploy import compress as c
 from ascend_lab.deploy.compress.adaptive_rounding import gate

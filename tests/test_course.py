@@ -13,9 +13,17 @@ from pathlib import Path
 import pytest
 from command_lines import refused, run
 
-from ascend_lab.course import Enrolled, grade, load, mark, sandbox, start, write_report
+from ascend_lab.course import grade, load, sandbox, start, write_report
 from ascend_lab.course.assignment import notebook_of
-from ascend_lab.course.grade import cases_of, changes_since, read_log, read_roster, try_cases
+from ascend_lab.course.grade import (
+    Enrolled,
+    cases_of,
+    changes_since,
+    mark,
+    read_log,
+    read_roster,
+    try_cases,
+)
 from ascend_lab.course.handin import (
     HandIn,
     fingerprints,

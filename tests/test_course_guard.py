@@ -19,23 +19,20 @@ import pytest
 from command_lines import refused, run
 
 from ascend_lab.course import (
-    Call,
-    Enrolled,
-    answers_of,
     assignment as assignments,
     confine,
     grade,
     leftovers,
     load,
-    mark,
     report,
     sandbox,
     shelf,
-    standing_wall,
     start,
     write_report,
 )
+from ascend_lab.course.grade import Enrolled, mark
 from ascend_lab.course.handin import HandIn, hand_ins
+from ascend_lab.course.sandbox import Call, answers_of, standing_wall
 from ascend_lab.course.texts import shown
 from ascend_lab.errors import InputError, ProgramError
 from ascend_lab.machine.isa import parse_program

@@ -10,9 +10,16 @@ import pytest
 from test_course import COURSE, NAMES, SECRET, TOY, drawn, key_of, tried
 from test_course_wall import GOOD
 
-from ascend_lab.course import Enrolled, Judged, draw, load, mark, start, write_report
-from ascend_lab.course.assignment import NO_TWIST, Rules, notebook_of
-from ascend_lab.course.grade import apply_value_rules, mark_of, rule_lines, try_cases
+from ascend_lab.course import load, start, write_report
+from ascend_lab.course.assignment import NO_TWIST, Judged, Rules, draw, notebook_of
+from ascend_lab.course.grade import (
+    Enrolled,
+    apply_value_rules,
+    mark,
+    mark_of,
+    rule_lines,
+    try_cases,
+)
 from ascend_lab.course.handin import HandIn, source_of
 from ascend_lab.errors import InputError
 from bench import honest

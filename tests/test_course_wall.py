@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ascend_lab.course import Call, Enrolled, Limits, answers_of, load, mark
+from ascend_lab.course import load
+from ascend_lab.course.grade import Enrolled, mark
 from ascend_lab.course.handin import HandIn, hand_ins
-from ascend_lab.course.sandbox import _children
+from ascend_lab.course.sandbox import Call, Limits, _children, answers_of
 from bench.hostile import ATTACKS, GOOD
 
 COURSE = Path(__file__).parent / "course_toy"
@@ -130,7 +131,7 @@ def test_the_limits_hold_for_a_plain_process():
 @linux
 def test_a_killed_grader_takes_its_hand_in_along(tmp_path):
     script = (
-        "from ascend_lab.course import Call, Limits, answers_of\n"
+        "from ascend_lab.course.sandbox import Call, Limits, answers_of\n"
         "source = 'import time\\ndef f(): time.sleep(500)'\n"
         "answers_of(source, [Call('f', {})], Limits(case_s=400))"
     )

@@ -11,13 +11,12 @@ from ascend_lab.compiler import (
     GraphBuilder,
     bound_of,
     evaluate,
-    ledger,
     random_inputs,
-    run_tasks,
     simulate_graph,
 )
-from ascend_lab.compiler.compile import Road
+from ascend_lab.compiler.compile import Road, ledger
 from ascend_lab.compiler.switches import parse_switches
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.machine.chip import load_chip
 
 COUPLED = ("Ascend310", "Ascend310P3", "Ascend910A")

@@ -9,8 +9,9 @@ from cube_checks import run_checked
 from hypothesis import example, given, strategies as st
 from message_lists import assert_messages
 
-from ascend_lab.compiler import GraphBuilder, bound_of, compile_stages, run_tasks
+from ascend_lab.compiler import GraphBuilder, bound_of, compile_stages
 from ascend_lab.compiler.onnx import save_onnx
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.fused.flash_attention import flash_kernel
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import as_kernel

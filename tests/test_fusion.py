@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.compiler import (
-    GraphBuilder,
-    evaluate,
-    fusion,
-    lower,
-    random_inputs,
-    run_compiled,
-    run_tasks,
-)
+from ascend_lab.compiler import GraphBuilder, evaluate, fusion, lower, random_inputs, run_compiled
 from ascend_lab.compiler.compile import Road, compile_stages
 from ascend_lab.compiler.fusion import (
     AUTOMATIC,
@@ -32,6 +24,7 @@ from ascend_lab.compiler.fusion import (
 )
 from ascend_lab.compiler.switches import Switches, parse_switches, read_switches
 from ascend_lab.compiler.tasks import cycles_started
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim.timeline import start_cycles

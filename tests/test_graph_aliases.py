@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from test_placement import run_in_arena
 
-from ascend_lab.compiler import (
-    GraphBuilder,
-    compile_stages,
-    evaluate,
-    placement,
-    random_inputs,
-    run_tasks,
-)
+from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, placement, random_inputs
 from ascend_lab.compiler.aliases import Alias, aliases, idle_moves, view_nodes
 from ascend_lab.compiler.ir import MOVES, Graph, Node, TensorType
 from ascend_lab.compiler.lower import packed
@@ -26,6 +19,7 @@ from ascend_lab.compiler.placement import (
     places_of,
     plan_network,
 )
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import DeviceMemory
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from test_placement import run_in_arena
 
-from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, run_tasks
+from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate
 from ascend_lab.compiler.aliases import BLOCK_BYTES, Alias, run_offset
 from ascend_lab.compiler.ir import TensorType
 from ascend_lab.compiler.memory import METHODS, Plan, verify
@@ -16,6 +16,7 @@ from ascend_lab.compiler.placement import (
     places_of,
     plan_network,
 )
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.fused import block_kernels as blocks
 from ascend_lab.machine.chip import load_chip

@@ -5,20 +5,10 @@ import pytest
 from graph_strategies import whole_graphs, whole_inputs
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.compiler import (
-    Constant,
-    Draft,
-    Fill,
-    Graph,
-    GraphBuilder,
-    Node,
-    TensorType,
-    evaluate,
-    from_text,
-    to_text,
-    verify,
-)
-from ascend_lab.compiler.draft import ordered, pruned
+from ascend_lab.compiler import Graph, GraphBuilder, Node, TensorType, evaluate
+from ascend_lab.compiler.draft import Draft, ordered, pruned
+from ascend_lab.compiler.ir import Constant, Fill, to_text, verify
+from ascend_lab.compiler.text_form import from_text
 from ascend_lab.errors import GraphError, ShapeError
 
 CHAIN = """graph g (x: fp32[2, 3]) -> (c) {

@@ -8,21 +8,10 @@ import pytest
 from graph_strategies import whole_graphs, whole_inputs
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.compiler import (
-    Constant,
-    Fill,
-    Graph,
-    GraphBuilder,
-    Node,
-    Seeded,
-    TensorType,
-    evaluate,
-    evaluate_all,
-    from_text,
-    random_inputs,
-    to_text,
-    verify,
-)
+from ascend_lab.compiler import Graph, GraphBuilder, Node, TensorType, evaluate, random_inputs
+from ascend_lab.compiler.evaluate import evaluate_all
+from ascend_lab.compiler.ir import Constant, Fill, Seeded, to_text, verify
+from ascend_lab.compiler.text_form import from_text
 from ascend_lab.errors import GraphError, InputError, ShapeError, TypeMismatchError
 
 FP32 = TensorType((2, 3), "fp32")

@@ -7,22 +7,14 @@ import pytest
 from graph_strategies import whole_graphs, whole_inputs
 from hypothesis import given
 
-from ascend_lab.compiler import (
-    Graph,
-    GraphBuilder,
-    Node,
-    TensorType,
-    evaluate,
-    from_text,
-    run_compiled,
-    run_tasks,
-    to_text,
-    verify,
-)
+from ascend_lab.compiler import Graph, GraphBuilder, Node, TensorType, evaluate, run_compiled
 from ascend_lab.compiler.aliases import keeps_addresses, view_nodes
+from ascend_lab.compiler.ir import to_text, verify
 from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
 from ascend_lab.compiler.lower import packed
 from ascend_lab.compiler.tasks import compile_tasks
+from ascend_lab.compiler.text_form import from_text
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.machine.chip import load_chip
 
 TOY = load_chip("Toy")

@@ -9,26 +9,24 @@ from graph_strategies import smooth_graphs, whole_graphs, whole_inputs
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.compiler import (
-    Constant,
     Graph,
     GraphBuilder,
     Node,
     TensorType,
     compile_stages,
     evaluate,
-    evaluate_all,
     random_inputs,
     run_compiled,
-    run_tasks,
-    verify,
 )
 from ascend_lab.compiler.canonical import canonical
+from ascend_lab.compiler.evaluate import evaluate_all
 from ascend_lab.compiler.fusion import fuse
-from ascend_lab.compiler.ir import infer
+from ascend_lab.compiler.ir import Constant, infer, verify
 from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
 from ascend_lab.compiler.lower import lower, piece_of
 from ascend_lab.compiler.switches import Switches
 from ascend_lab.compiler.tasks import compile_tasks
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import AscendLabError, TypeMismatchError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators import ops

@@ -14,9 +14,7 @@ from ascend_lab.compiler import (
     GraphBuilder,
     bound_of,
     compile_stages,
-    from_text,
     run_compiled,
-    run_tasks,
     simulate_graph,
     tasks,
 )
@@ -30,6 +28,8 @@ from ascend_lab.compiler.placement import (
     tensor_bytes,
     workspaces,
 )
+from ascend_lab.compiler.text_form import from_text
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 

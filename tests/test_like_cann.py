@@ -8,15 +8,8 @@ from command_lines import refused, run_json
 
 from ascend_lab.compare import compare
 from ascend_lab.compare.table import COLUMNS
-from ascend_lab.compiler import (
-    GraphBuilder,
-    Road,
-    evaluate,
-    fusion,
-    passes,
-    random_inputs,
-    run_tasks,
-)
+from ascend_lab.compiler import GraphBuilder, evaluate, fusion, passes, random_inputs
+from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.like_cann import (
     NAMED,
     OURS,
@@ -29,6 +22,7 @@ from ascend_lab.compiler.like_cann import (
 )
 from ascend_lab.compiler.lower import Choice
 from ascend_lab.compiler.tasks import lowered_once
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import PRESETS, load_chip
 from ascend_lab.operators.kernels import ConvShape, GemmShape

@@ -10,11 +10,12 @@ from ascend_lab import llm
 from ascend_lab.cli import ascend_lab as command
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.llm import search
-from ascend_lab.llm.models import decoder_of
+from ascend_lab.llm.machine import GAPS
+from ascend_lab.llm.models import decoder_names, decoder_of
 from ascend_lab.llm.search import plans_of
 from ascend_lab.llm.step import LEDGER
 
-PUBLISHED = [name for name in llm.decoder_names() if llm.load_decoder(name).published]
+PUBLISHED = [name for name in decoder_names() if llm.load_decoder(name).published]
 
 
 def model(
@@ -157,7 +158,7 @@ def test_eager_mode_adds_the_difference_of_the_gaps() -> None:
         )
         for mode in ("graph", "eager")
     ]
-    gap_s = llm.GAPS["eager"].time_s - llm.GAPS["graph"].time_s
+    gap_s = GAPS["eager"].time_s - GAPS["graph"].time_s
     assert steps[1].time_s - steps[0].time_s == pytest.approx(gap_s * steps[0].kernels)
 
 

@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ascend_lab import llm
-from ascend_lab.compiler import Graph, compile_graph, evaluate, run_tasks
+from ascend_lab.compiler import Graph, compile_graph, evaluate
 from ascend_lab.compiler.counts import node_macs
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy.serving.paged_cache import BlockCache
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.llm import graphs, step, values

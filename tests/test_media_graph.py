@@ -9,12 +9,12 @@ from ascend_lab.compiler import (
     GraphBuilder,
     compile_graph,
     evaluate,
-    from_text,
     random_inputs,
     run_compiled,
     simulate_graph,
     zoo,
 )
+from ascend_lab.compiler.text_form import from_text
 from ascend_lab.deploy.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block
 from ascend_lab.deploy.media.insertion import settings_from
 from ascend_lab.errors import InputError, UnsupportedError

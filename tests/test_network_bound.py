@@ -27,11 +27,10 @@ from ascend_lab.compiler import (
     bound_of,
     compile_stages,
     evaluate,
-    ledger,
     simulate_graph,
     zoo,
 )
-from ascend_lab.compiler.compile import TERMS
+from ascend_lab.compiler.compile import TERMS, ledger
 from ascend_lab.compiler.needs import Needs
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import load_chip

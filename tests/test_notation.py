@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from ascend_lab.compiler import from_text
+from ascend_lab.compiler.text_form import from_text
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "book" / "notation.md").read_text("utf-8")

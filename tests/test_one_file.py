@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ascend_lab.compiler import run_tasks
 from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.lab import one_file
 
 onnx = pytest.importorskip("onnx")

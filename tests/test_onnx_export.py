@@ -9,7 +9,8 @@ from graph_strategies import smooth_graphs, whole_graphs
 from hypothesis import given, strategies as st
 from onnx_models import assert_close, run_onnx
 
-from ascend_lab.compiler import Fill, GraphBuilder, TensorType, evaluate, random_inputs, zoo
+from ascend_lab.compiler import GraphBuilder, TensorType, evaluate, random_inputs, zoo
+from ascend_lab.compiler.ir import Fill
 from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.compiler.onnx.export import export_onnx, save_onnx
 from ascend_lab.compiler.onnx.export_writer import RULES

@@ -18,7 +18,8 @@ from onnx_models import (
     with_random_weights,
 )
 
-from ascend_lab.compiler import Fill, evaluate, random_inputs
+from ascend_lab.compiler import evaluate, random_inputs
+from ascend_lab.compiler.ir import Fill
 from ascend_lab.compiler.onnx import (
     CONVERTERS,
     NeedsConstant,

@@ -9,9 +9,11 @@ import pytest
 from command_lines import run
 from onnx_models import model_of, run_onnx
 
-from ascend_lab.compiler import Road, compile_graph, run_tasks
+from ascend_lab.compiler import compile_graph
+from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.onnx import import_model, import_onnx
 from ascend_lab.compiler.overflow import Overflow, broken_constants
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 

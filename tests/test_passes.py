@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pass_cases import CASES, CHANGING, NOTHING, Case, text
 
-from ascend_lab.compiler import Graph, GraphBuilder, Node, from_text
+from ascend_lab.compiler import Graph, GraphBuilder, Node
 from ascend_lab.compiler.passes import (
     DEFAULT,
     PASSES,
@@ -18,6 +18,7 @@ from ascend_lab.compiler.passes import (
     run_passes,
     sweep,
 )
+from ascend_lab.compiler.text_form import from_text
 from ascend_lab.errors import InputError
 
 ORDINARY = [one for one in PASSES if one != "Int8ConversionPass"]

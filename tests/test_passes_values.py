@@ -8,19 +8,10 @@ from hypothesis import given, strategies as st
 from pass_cases import CASES, CHANGING, Case, text
 from test_passes import name_of, thousand
 
-from ascend_lab.compiler import (
-    Graph,
-    GraphBuilder,
-    TensorType,
-    Value,
-    evaluate,
-    evaluate_all,
-    from_text,
-    live_bytes,
-    random_inputs,
-    verify,
-)
-from ascend_lab.compiler.ir import Seeded
+from ascend_lab.compiler import Graph, GraphBuilder, TensorType, evaluate, random_inputs
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.evaluate import evaluate_all
+from ascend_lab.compiler.ir import Seeded, verify
 from ascend_lab.compiler.passes import (
     DEFAULT,
     PASSES,
@@ -29,6 +20,8 @@ from ascend_lab.compiler.passes import (
     quantise,
     run_passes,
 )
+from ascend_lab.compiler.placement import live_bytes
+from ascend_lab.compiler.text_form import from_text
 from ascend_lab.lab.graph_examples import topological_order
 
 SHAPE = (1, 4, 4, 4)

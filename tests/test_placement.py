@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ascend_lab.compiler import GraphBuilder, compile_stages, random_inputs, run_tasks, zoo
+from ascend_lab.compiler import GraphBuilder, compile_stages, random_inputs, zoo
 from ascend_lab.compiler.lower import packed
 from ascend_lab.compiler.memory import METHODS, Plan, peak_live_bytes, reuse_distance_bytes, verify
 from ascend_lab.compiler.network import simulate_graph
@@ -15,6 +15,7 @@ from ascend_lab.compiler.placement import (
     plan_network,
     workspaces,
 )
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import execute
 from ascend_lab.operators.ops.formats import numpy_type

@@ -10,9 +10,10 @@ from hypothesis import assume, example, given, strategies as st
 from message_lists import assert_messages
 from test_cube_networks import stem
 
-from ascend_lab.compiler import GraphBuilder, evaluate, random_inputs, run_tasks
+from ascend_lab.compiler import GraphBuilder, evaluate, random_inputs
 from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.passes import PASSES
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip

@@ -15,10 +15,11 @@ from quantised_witness import FP16, FP32, Tensor, witness
 
 from ascend_lab.aoe.drive import Settings
 from ascend_lab.aoe.engine import tune
-from ascend_lab.compiler import compile_stages, evaluate, run_tasks
+from ascend_lab.compiler import compile_stages, evaluate
 from ascend_lab.compiler.migrate import migrate
 from ascend_lab.compiler.onnx import import_model
 from ascend_lab.compiler.onnx.host import run_on_host
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy.runtime import OfflineModel, compile_offline, unpack_parts
 from ascend_lab.machine.chip import load_chip
 

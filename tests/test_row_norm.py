@@ -5,7 +5,8 @@ import pytest
 from cube_checks import run_checked
 
 from ascend_lab.aoe.operators import unit_of
-from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, run_tasks
+from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import CapacityError, PathError
 from ascend_lab.fused.row_norm_kernel import (
     NormShape,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from cube_checks import numbers, on, run_checked
 
-from ascend_lab.compiler import GraphBuilder, compile_graph, evaluate, run_tasks
+from ascend_lab.compiler import GraphBuilder, compile_graph, evaluate
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim.timeline import start_cycles

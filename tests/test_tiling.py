@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ascend_lab.cli import ascend_lab as main
-from ascend_lab.compiler import GraphBuilder, evaluate, pruned, random_inputs, run_tasks, zoo
+from ascend_lab.compiler import GraphBuilder, evaluate, random_inputs, zoo
 from ascend_lab.compiler.compile import finish_stages, front_stages
+from ascend_lab.compiler.draft import pruned
 from ascend_lab.compiler.evaluate import checked_inputs
 from ascend_lab.compiler.fusion import fuse
 from ascend_lab.compiler.onnx.export import export_onnx
@@ -18,6 +19,7 @@ from ascend_lab.compiler.placement import live_bytes, peak_bytes, weight_bytes
 from ascend_lab.compiler.slice import Grid, obstacle
 from ascend_lab.compiler.tasks import compile_tasks
 from ascend_lab.compiler.tiled import Tiled, simulate_tiled, simulate_within, tile_for, tile_graph
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.compiler.zoo import macs
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.machine.chip import load_chip

@@ -7,8 +7,9 @@ from command_lines import run
 from onnx import TensorProto, helper, numpy_helper
 
 from ascend_lab.cli import aoe
-from ascend_lab.compiler import compile_graph, evaluate, run_tasks
+from ascend_lab.compiler import compile_graph, evaluate
 from ascend_lab.compiler.onnx import export_onnx, import_model
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import GraphError, InputError
 
 INT64 = TensorProto.INT64

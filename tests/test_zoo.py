@@ -8,21 +8,13 @@ import numpy as np
 import pytest
 from onnx_models import run_onnx
 
-from ascend_lab.compiler import (
-    Graph,
-    GraphBuilder,
-    Seeded,
-    evaluate,
-    evaluate_all,
-    from_text,
-    random_inputs,
-    to_text,
-    verify,
-    zoo,
-)
+from ascend_lab.compiler import Graph, GraphBuilder, evaluate, random_inputs, zoo
+from ascend_lab.compiler.evaluate import evaluate_all
+from ascend_lab.compiler.ir import Seeded, to_text, verify
 from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.compiler.onnx.export import export_onnx
 from ascend_lab.compiler.passes import DEFAULT, run_passes
+from ascend_lab.compiler.text_form import from_text
 from ascend_lab.compiler.zoo import transformers
 from ascend_lab.compiler.zoo.blocks import Net
 from ascend_lab.compiler.zoo.transformers import causal

@@ -25,9 +25,10 @@ from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slice_network
 from ascend_lab.aoe.tuning import NOT_REACHED, Result, job_of, tune_operator, untuned
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers, workers_of
-from ascend_lab.compiler import Compiled, Graph, NetworkTimeline, bound_of, ledger, simulate_graph
-from ascend_lab.compiler.compile import Front, Road, finish_stages, front_stages
-from ascend_lab.compiler.tasks import with_choices
+from ascend_lab.compiler import Graph, bound_of, simulate_graph
+from ascend_lab.compiler.compile import Front, Road, finish_stages, front_stages, ledger
+from ascend_lab.compiler.network import NetworkTimeline
+from ascend_lab.compiler.tasks import Compiled, with_choices
 from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim import few_collections

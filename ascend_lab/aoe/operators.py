@@ -14,7 +14,7 @@ import numpy as np
 
 from ascend_lab import errors
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.compiler import Compiled, Task, evaluate, ir, lower as lowering, network, tasks
+from ascend_lab.compiler import evaluate, ir, lower as lowering, network, tasks
 from ascend_lab.compiler.lower import (
     CONVOLUTIONS,
     PRODUCTS,
@@ -28,6 +28,7 @@ from ascend_lab.compiler.lower.matmul import is_plain, is_weight_gradient
 from ascend_lab.compiler.lower.piece import packed
 from ascend_lab.compiler.lower.vector import mixed_blocks
 from ascend_lab.compiler.rules import special_form
+from ascend_lab.compiler.tasks import Compiled, Task
 from ascend_lab.machine import isa, layout, sim
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.ops import formats, matmul

@@ -26,7 +26,9 @@ from ascend_lab.aoe.engine import NetworkResult, Tuning
 from ascend_lab.aoe.entries import key_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slicing
 from ascend_lab.aoe.tuning import CERTAINTIES, Result, time_shares_permille
-from ascend_lab.compiler import Compiled, Road, lower, simulate_graph, tasks
+from ascend_lab.compiler import lower, simulate_graph, tasks
+from ascend_lab.compiler.compile import Road
+from ascend_lab.compiler.tasks import Compiled
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import Chip
 

@@ -36,7 +36,8 @@ from ascend_lab.aoe.cube import CubeMeasure, cube_space, point_of
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.entries import features_of, key_of
 from ascend_lab.aoe.operators import Tunable, operators_of
-from ascend_lab.compiler import GraphBuilder, Road
+from ascend_lab.compiler import GraphBuilder
+from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.lower import Choice
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.machine.chip import PRESETS, Chip, load_chip

@@ -22,10 +22,11 @@ from ascend_lab.limits import count, decimal
 from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
-    from ascend_lab.cluster import CollectiveTime, Topology
+    from ascend_lab.cluster import Topology
     from ascend_lab.cluster.fit import CollectiveFit, Measured
     from ascend_lab.cluster.parallel import Ranking
     from ascend_lab.cluster.parallel.model import GraphModel
+    from ascend_lab.cluster.timing import CollectiveTime
 
 
 # "1e6", "64m", "64mib", "64mb", "512b": a number, a prefix, and whether it is of 1000 or 1024
@@ -200,7 +201,8 @@ def _percent(value: float | None) -> str:
 
 def _topologies(arguments: argparse.Namespace) -> int:
     """List the named clusters with their sources, or show the links of one."""
-    from ascend_lab.cluster import TOPOLOGIES, load_topology, loader
+    from ascend_lab.cluster import load_topology, loader
+    from ascend_lab.cluster.loader import TOPOLOGIES
 
     if arguments.name is not None:
         topology = load_topology(arguments.name)
@@ -237,7 +239,8 @@ LEGEND = """\
 
 def _train_plan(arguments: argparse.Namespace) -> int:
     """Print the parallel plans that train a model the fastest on a cluster."""
-    from ascend_lab.cluster import TOPOLOGIES, load_topology
+    from ascend_lab.cluster import load_topology
+    from ascend_lab.cluster.loader import TOPOLOGIES
     from ascend_lab.cluster.parallel import best_plans
 
     _check(arguments)

@@ -19,8 +19,9 @@ from ascend_lab.errors import AscendLabError, CapacityError, InputError
 from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
-    from ascend_lab.compiler import Compiled, Road
+    from ascend_lab.compiler.compile import Road
     from ascend_lab.compiler.onnx import Imported
+    from ascend_lab.compiler.tasks import Compiled
 
 
 # Arguments whose values `check_outputs` checks before any work.

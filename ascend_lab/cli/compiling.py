@@ -23,7 +23,7 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.output import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from ascend_lab.compiler import Road
+    from ascend_lab.compiler.compile import Road
     from ascend_lab.compiler.onnx import Imported
     from ascend_lab.deploy.runtime import OfflineModel
 
@@ -193,7 +193,7 @@ def _report(arguments: argparse.Namespace) -> bool:
 
 def _road(arguments: argparse.Namespace) -> Road:
     """Return the compiler's options: the passes, fusion rules and number format asked for."""
-    from ascend_lab.compiler import Road
+    from ascend_lab.compiler.compile import Road
     from ascend_lab.compiler.switches import Switches, read_switches
 
     file = arguments.fusion_switch_file

@@ -20,7 +20,8 @@ from ascend_lab.limits import ARRAY_BYTES, count, read_file
 from ascend_lab.output import usable_folder, write_whole
 
 if TYPE_CHECKING:
-    from ascend_lab.course import Assignment, Mark
+    from ascend_lab.course import Assignment
+    from ascend_lab.course.grade import Mark
 
 ACTIONS = ("start", "check", "grade", "pack")
 # Flag -> the actions that use it; with another action it is refused.
@@ -167,8 +168,9 @@ def _student_of(folder: Path) -> str:
 
 def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     """Grade a folder of hand-ins and write the report; `--again` compares it with the last one."""
-    from ascend_lab.course import grade, read_roster, read_secret, report, standing_wall
+    from ascend_lab.course import grade, read_roster, read_secret, report
     from ascend_lab.course.grade import read_log
+    from ascend_lab.course.sandbox import standing_wall
 
     if arguments.out is None:
         raise InputError("--out FOLDER", "none", "where the report goes")

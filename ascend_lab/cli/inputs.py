@@ -208,7 +208,8 @@ class _Description:
 
 def _graph(row: Any, where: str) -> Graph:
     """Return the graph of a described operator; weights are constants of arbitrary values."""
-    from ascend_lab.compiler import Fill, GraphBuilder, Seeded, TensorType
+    from ascend_lab.compiler import GraphBuilder, TensorType
+    from ascend_lab.compiler.ir import Fill, Seeded
 
     description = _described(row, where)
     builder = GraphBuilder(description.op, description.dtypes[0])

@@ -24,8 +24,9 @@ from ascend_lab.errors import CapacityError, InputError, UnsupportedError, compl
 from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
-    from ascend_lab.compiler import Graph, NetworkTimeline, OperatorTime, fusion, hosted
+    from ascend_lab.compiler import Graph, fusion, hosted
     from ascend_lab.compiler.compile import Front, Road
+    from ascend_lab.compiler.network import NetworkTimeline, OperatorTime
     from ascend_lab.compiler.onnx import Imported
     from ascend_lab.compiler.overflow import Overflow
     from ascend_lab.compiler.switches import Switches
@@ -161,7 +162,8 @@ def _run_compiled(
 
     A file of `compile` can also evaluate its graph exactly, which is what it does by default.
     """
-    from ascend_lab.compiler import Road, run_tasks
+    from ascend_lab.compiler.compile import Road
+    from ascend_lab.compiler.values import run_tasks
 
     if common.is_compiled(arguments.model):
         # The file holds a program for each batch, a gear: the sizes say which one is meant.
@@ -310,7 +312,8 @@ NAME_WIDTH = 36
 
 def _simulate(arguments: argparse.Namespace) -> int:
     """Print the time of a network and of each of its kernels on a chip."""
-    from ascend_lab.compiler import Road, front_stages, network
+    from ascend_lab.compiler import network
+    from ascend_lab.compiler.compile import Road, front_stages
     from ascend_lab.compiler.like_cann import cann_road
     from ascend_lab.compiler.switches import Switches, read_switches
 
@@ -406,7 +409,8 @@ def _timed(
     arguments: argparse.Namespace, front: Front, chip: Chip, road: Road
 ) -> tuple[NetworkTimeline, fusion.Fused]:
     """Return the times with default or tuned kernels, and the fusion report."""
-    from ascend_lab.compiler import finish_stages, placement, simulate_graph, tiled
+    from ascend_lab.compiler import placement, simulate_graph, tiled
+    from ascend_lab.compiler.compile import finish_stages
 
     limit = arguments.memory_limit
     is_tuned = common.is_tuned(arguments)

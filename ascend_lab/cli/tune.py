@@ -27,7 +27,8 @@ from ascend_lab.cli.printing import show
 from ascend_lab.machine.chip import PRESETS, Chip
 
 if TYPE_CHECKING:
-    from ascend_lab.aoe import Bars, Settings, bank, engine, saved
+    from ascend_lab.aoe import Settings, bank, engine, saved
+    from ascend_lab.aoe.drive import Bars
     from ascend_lab.aoe.subgraph import SubgraphResult
     from ascend_lab.aoe.workers import Deadline, Workers
     from ascend_lab.cluster import Topology
@@ -161,7 +162,9 @@ class _Run:
 
 def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     """Check all flags, then tune one source after another."""
-    from ascend_lab.aoe import Bars, open_knowledge, workers_of
+    from ascend_lab.aoe import open_knowledge
+    from ascend_lab.aoe.drive import Bars
+    from ascend_lab.aoe.workers import workers_of
 
     # Errors in any flag are reported before the first model is read, which may take a minute.
     job = flags.job_of(arguments)

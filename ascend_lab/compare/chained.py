@@ -59,8 +59,8 @@ def ends_as_given(graph: Graph) -> Graph:
 
 def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     """Time the kernels of a small graph whose tensors have the number formats of the row."""
-    from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, network, tasks
-    from ascend_lab.compiler.compile import Layouts
+    from ascend_lab.compiler import bound_of, network, tasks
+    from ascend_lab.compiler.compile import Layouts, Road, finish_stages, front_stages
 
     used_chip = chip
     # the row was measured on some of the chip's cores
@@ -104,8 +104,8 @@ def grouped(work: Work, chip: Chip) -> Estimate:
     (`together`). The product reads from L2 what a conversion has left there; what does not fit is
     written to memory while the product runs.
     """
-    from ascend_lab.compiler import Road, bound_of, simulate_graph
-    from ascend_lab.compiler.compile import Layouts
+    from ascend_lab.compiler import bound_of, simulate_graph
+    from ascend_lab.compiler.compile import Layouts, Road
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
     product = GROUPS[work.operator](work)

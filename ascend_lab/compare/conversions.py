@@ -23,8 +23,8 @@ def conversions_mark(count: int, dtype: str) -> str:
 
 def conversions_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) -> float:
     """Return the seconds of changing the layout of the `count` largest images and weights."""
-    from ascend_lab.compiler import Graph, Node, Road, TensorType, finish_stages
-    from ascend_lab.compiler.compile import Front
+    from ascend_lab.compiler import Graph, Node, TensorType
+    from ascend_lab.compiler.compile import Front, Road, finish_stages
 
     if not _transposes_blocks(dtype):
         return 0.0

@@ -10,7 +10,9 @@ from ascend_lab.compare.rows import Work
 from ascend_lab.machine.chip import Chip
 
 if TYPE_CHECKING:
-    from ascend_lab.compiler import Bound, Graph, NetworkTimeline
+    from ascend_lab.compiler import Graph
+    from ascend_lab.compiler.bound import Bound
+    from ascend_lab.compiler.network import NetworkTimeline
 
 
 @dataclass(frozen=True, slots=True)

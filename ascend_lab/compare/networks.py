@@ -25,7 +25,8 @@ NETWORK_DTYPES = ("fp16", "bf16", "int8")
 
 def network(work: Work, chip: Chip, like: str) -> Estimate:
     """Return the time of a network of the zoo, compiled as the command `simulate` compiles it."""
-    from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, placement, tiled
+    from ascend_lab.compiler import bound_of, placement, tiled
+    from ascend_lab.compiler.compile import Road, finish_stages, front_stages
     from ascend_lab.compiler.like_cann import cann_road
 
     if "training" in work.group:

@@ -37,7 +37,7 @@ def programs(work: Work, row_programs: Programs, chip: Chip) -> Estimate:
 
         bound = (read + max(0, written - L2)) / peak
     """
-    from ascend_lab.compiler import Bound
+    from ascend_lab.compiler.bound import Bound
     from ascend_lab.compiler.network import NetworkTimeline, OperatorTime
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 

@@ -77,8 +77,8 @@ def with_conversions(
 
 def _conversion(name: str, shape: Shape, dtype: str, layout: str, chip: Chip) -> Kernel:
     """Return the kernel that converts the tensor `{name}_rows` to blocks, the tensor `name`."""
-    from ascend_lab.compiler import Graph, Node, Road, TensorType
-    from ascend_lab.compiler.compile import Front, finish_stages
+    from ascend_lab.compiler import Graph, Node, TensorType
+    from ascend_lab.compiler.compile import Front, Road, finish_stages
     from ascend_lab.machine.isa import renamed
 
     row_type = TensorType(shape, dtype)

@@ -15,33 +15,17 @@ Exercises that can be handed in like an assignment, here 5.2 and all of Chapter 
 True
 """
 
-# fmt: off
-# isort: off
-from ascend_lab.course.assignment import Assignment, Case, Judged, draw, load, read_secret, start
-from ascend_lab.course.grade import Enrolled, Mark, CaseResult, check, grade, mark, read_roster
+from ascend_lab.course.assignment import Assignment, load, read_secret, start
+from ascend_lab.course.grade import check, grade, read_roster
 from ascend_lab.course.report import write_report
-from ascend_lab.course.sandbox import Answer, Call, Limits, Wall, answers_of, standing_wall
 
 __all__ = [
-    "Answer",
     "Assignment",
-    "Call",
-    "Case",
-    "CaseResult",
-    "Enrolled",
-    "Judged",
-    "Limits",
-    "Mark",
-    "Wall",
-    "answers_of",
     "check",
-    "draw",
     "grade",
     "load",
-    "mark",
     "read_roster",
     "read_secret",
-    "standing_wall",
     "start",
     "write_report",
 ]

@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import Compiled, Graph, GraphBuilder, Node, Value, simulate_graph
+from ascend_lab.compiler import Graph, GraphBuilder, Node, simulate_graph
 from ascend_lab.compiler.compile import DEFAULT_ROAD, Road
+from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.layout import Assigner
+from ascend_lab.compiler.tasks import Compiled
 from ascend_lab.compiler.zoo import build
 from ascend_lab.errors import InputError, LayoutError
 from ascend_lab.machine.chip import load_chip

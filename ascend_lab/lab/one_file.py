@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import Stages, buffers_of, plan_network
-from ascend_lab.compiler.compile import Layouts, Road
+from ascend_lab.compiler.compile import Layouts, Road, Stages
 from ascend_lab.compiler.ir import Graph
 from ascend_lab.compiler.layout import assign_layouts
+from ascend_lab.compiler.placement import buffers_of, plan_network
 from ascend_lab.lab.text_table import table
 from ascend_lab.machine.chip import Chip, load_chip
 

@@ -33,11 +33,11 @@ from ascend_lab.aoe.space import Point, Space, completed, crossed, mutated
 from ascend_lab.aoe.vector import VectorMeasure, VectorSpace, bound
 from ascend_lab.aoe.vector.layout import Layout, lay_out
 from ascend_lab.aoe.vector.nest import LEAST, NestSpace
-from ascend_lab.compiler import Compiled, Graph, Road, like_cann, passes, simulate_graph
-from ascend_lab.compiler.compile import Layouts
+from ascend_lab.compiler import Graph, like_cann, passes, simulate_graph
+from ascend_lab.compiler.compile import Layouts, Road
 from ascend_lab.compiler.layout import assign_layouts
 from ascend_lab.compiler.lower import CONVOLUTIONS, Choice, Lowered, Piece, matmul, vector
-from ascend_lab.compiler.tasks import CpuKernel, lowered_once
+from ascend_lab.compiler.tasks import Compiled, CpuKernel, lowered_once
 from ascend_lab.fused.added_convolutions import joint_job
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip

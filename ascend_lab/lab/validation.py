@@ -21,8 +21,8 @@ from typing import Any
 
 from ascend_lab import cluster
 from ascend_lab.cluster.train import StepProfile, all_reduce_cost, profile_training, step_timeline
-from ascend_lab.compiler import Road, bound, ledger, zoo
-from ascend_lab.compiler.compile import Layouts
+from ascend_lab.compiler import bound, zoo
+from ascend_lab.compiler.compile import Layouts, Road, ledger
 from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
 from ascend_lab.machine import isa, sim
 from ascend_lab.machine.chip import Chip, load_chip

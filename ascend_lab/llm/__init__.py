@@ -12,14 +12,13 @@ the prompts in a prefill. A plan says how the model is divided among devices.
 True
 """
 
-from ascend_lab.llm.machine import GAPS, Machine, machine_of
-from ascend_lab.llm.models import Decoder, decoder_names, load_decoder
+from ascend_lab.llm.machine import Machine, machine_of
+from ascend_lab.llm.models import Decoder, load_decoder
 from ascend_lab.llm.plan import Load, Plan, decode, prefill
 from ascend_lab.llm.search import Plans, best_plans
 from ascend_lab.llm.step import Model, Step
 
 __all__ = [
-    "GAPS",
     "Decoder",
     "Load",
     "Machine",
@@ -29,7 +28,6 @@ __all__ = [
     "Step",
     "best_plans",
     "decode",
-    "decoder_names",
     "load_decoder",
     "machine_of",
     "prefill",

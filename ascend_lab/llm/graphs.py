@@ -24,7 +24,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ascend_lab.compiler import Graph, GraphBuilder, Value
+from ascend_lab.compiler import Graph, GraphBuilder
+from ascend_lab.compiler.draft import Value
 from ascend_lab.llm.models import Decoder, Experts, GroupedAttention, LatentAttention
 from ascend_lab.llm.plan import Shard
 

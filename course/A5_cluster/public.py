@@ -5,7 +5,8 @@ from itertools import product
 
 import numpy as np
 
-from ascend_lab.cluster import Round, Schedule, Topology, execute, time_collective
+from ascend_lab.cluster import Schedule, Topology, execute, time_collective
+from ascend_lab.cluster.schedule import Round
 from ascend_lab.course.assignment import Case, Judged, draw
 from ascend_lab.course.sandbox import Call
 from ascend_lab.errors import AscendLabError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from ascend_lab.aoe import operators_of
+from ascend_lab.aoe.operators import operators_of
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.tuning import job_of
 from ascend_lab.aoe.workers import Measure

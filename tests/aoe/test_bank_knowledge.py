@@ -10,7 +10,7 @@ import pytest
 from bank_cases import ENTRY, KEY, banks, entry
 from hypothesis import given, settings
 
-from ascend_lab.aoe import bank, operators_of
+from ascend_lab.aoe import bank
 from ascend_lab.aoe.bank import (
     FILE_NAME,
     MODEL_VERSION,
@@ -25,6 +25,7 @@ from ascend_lab.aoe.bank import (
 from ascend_lab.aoe.bank.records import better, to_line
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.entries import key_of
+from ascend_lab.aoe.operators import operators_of
 from ascend_lab.compiler import compile_graph, zoo
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip

@@ -13,8 +13,9 @@ import pytest
 from graph_strategies import whole_graphs, whole_inputs
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Knowledge, Session, Settings, engine as engine_module, tune
+from ascend_lab.aoe import Knowledge, Settings, engine as engine_module, tune
 from ascend_lab.aoe.drive import Trace, Trial, replay
+from ascend_lab.aoe.engine import Session
 from ascend_lab.aoe.saved import (
     Report,
     failed,
@@ -27,8 +28,9 @@ from ascend_lab.aoe.space import read_recorded, recorded
 from ascend_lab.aoe.subgraph import plan_as_data, plan_from_data, prepared
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
 from ascend_lab.cli import ascend_lab as lab, solve as cli_replay
-from ascend_lab.compiler import GraphBuilder, evaluate, run_tasks, simulate_graph
+from ascend_lab.compiler import GraphBuilder, evaluate, simulate_graph
 from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip

@@ -28,7 +28,8 @@ from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, wi
 from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import all_splits, brute_force, end_s, price_of, table_of
 from ascend_lab.cli import aoe
-from ascend_lab.cluster import checked, collective_time, load_topology
+from ascend_lab.cluster import collective_time, load_topology
+from ascend_lab.cluster.buckets import checked
 from ascend_lab.compiler import GraphBuilder
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import load_chip

@@ -16,11 +16,8 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe import (
     Knowledge,
-    Session,
     Settings,
     engine as engine_module,
-    operators_of,
-    tune_network,
     tune_operator,
     tuning as tuning_module,
     workers as clock_module,
@@ -29,7 +26,13 @@ from ascend_lab.aoe import (
 from ascend_lab.aoe.bank.records import from_line, to_line
 from ascend_lab.aoe.cube import CubeJob
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.engine import MIN_SEARCH_S, estimated_gain_cycles, with_useful_choices
+from ascend_lab.aoe.engine import (
+    MIN_SEARCH_S,
+    Session,
+    estimated_gain_cycles,
+    tune_network,
+    with_useful_choices,
+)
 from ascend_lab.aoe.entries import (
     HINT_COUNT,
     POSITIVE_FIELDS,
@@ -39,7 +42,7 @@ from ascend_lab.aoe.entries import (
     key_of,
     suggestions,
 )
-from ascend_lab.aoe.operators import unit_of
+from ascend_lab.aoe.operators import operators_of, unit_of
 from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of, untuned
 from ascend_lab.aoe.workers import attempt
 from ascend_lab.compiler import compile_graph, simulate_graph

@@ -12,12 +12,12 @@ import search_cases as cases
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab import aoe
-from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated
+from ascend_lab.aoe import TableSpace, drive
 from ascend_lab.aoe.drive import Rules
 from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Mcts, search_named, tree_of
 from ascend_lab.aoe.search.points import Annealing
 from ascend_lab.aoe.search.surrogate import Surrogate, scaled
-from ascend_lab.aoe.space import neighbours, random_completion
+from ascend_lab.aoe.space import completed, crossed, mutated, neighbours, random_completion
 from ascend_lab.errors import InputError
 from bench import search as bench
 from bench.peers import Peer, PeerSkippedError

@@ -31,12 +31,12 @@ from ascend_lab.compiler import (
     compile_stages,
     evaluate,
     run_compiled,
-    run_tasks,
     simulate_graph,
     zoo,
 )
 from ascend_lab.compiler.canonical import canonical
 from ascend_lab.compiler.compile import front_stages
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.machine.chip import load_chip
 

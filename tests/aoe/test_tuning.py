@@ -7,7 +7,8 @@ import engine_cases as cases
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Rules, Settings, tune_operator, tuning as tuning_module
+from ascend_lab.aoe import Settings, tune_operator, tuning as tuning_module
+from ascend_lab.aoe.drive import Rules
 from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of
 from ascend_lab.aoe.workers import TimeUpError
 from ascend_lab.compiler import compile_graph

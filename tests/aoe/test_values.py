@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Settings, operators as values_module, tune_network, tune_operator
+from ascend_lab.aoe import Settings, operators as values_module, tune_operator
+from ascend_lab.aoe.engine import tune_network
 from ascend_lab.aoe.operators import difference_of, outputs_of, random_inputs
 from ascend_lab.aoe.tuning import job_of
-from ascend_lab.compiler import compile_graph, evaluate, random_inputs as inputs_of, run_tasks
+from ascend_lab.compiler import compile_graph, evaluate, random_inputs as inputs_of
 from ascend_lab.compiler.lower import lower
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import InputError
 
 chips = st.sampled_from(cases.CHIPS)

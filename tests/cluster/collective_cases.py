@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.cluster import ALGORITHMS, Schedule, Topology, execute
-from ascend_lab.cluster.schedule import LEVELS
+from ascend_lab.cluster import Schedule, Topology, execute
+from ascend_lab.cluster.schedule import ALGORITHMS, LEVELS
 
 Values = NDArray[Any]
 CASES = [(op, name) for op, names in ALGORITHMS.items() for name in names]

@@ -11,10 +11,6 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab import cluster
 from ascend_lab.cluster import (
-    ALGORITHMS,
-    LinkCosts,
-    Round,
-    closed_form_s,
     collective_time,
     compare,
     execute,
@@ -26,7 +22,16 @@ from ascend_lab.cluster import (
     time_collective,
 )
 from ascend_lab.cluster.algorithms import CASTS, GATHERS
-from ascend_lab.cluster.schedule import AlgorithmName, op_name, parse_name
+from ascend_lab.cluster.quickest import islands, servers_of
+from ascend_lab.cluster.schedule import (
+    ALGORITHMS,
+    AlgorithmName,
+    LinkCosts,
+    Round,
+    closed_form_s,
+    op_name,
+    parse_name,
+)
 from ascend_lab.cluster.timing import Uses, fair_rates, finish_times, pattern_of, routed
 from ascend_lab.errors import ClusterError
 
@@ -264,7 +269,7 @@ def test_placement_decides_over_servers() -> None:
     close = collective_time("all_reduce", topology, 1e8, placement=range(8))
     spread = collective_time("all_reduce", topology, 1e8, placement=range(0, 32, 4))
     assert close.algorithm == "mesh" and close.time_s < spread.time_s / 3
-    assert cluster.servers_of(topology, np.array([9, 1, 0, 8])) == ((2, 1), (3, 0))
+    assert servers_of(topology, np.array([9, 1, 0, 8])) == ((2, 1), (3, 0))
     uneven = collective_time("all_reduce", topology, 1e8, placement=range(12))
     assert not uneven.algorithm.startswith(("hierarchical", "pipeline"))
 
@@ -272,19 +277,19 @@ def test_placement_decides_over_servers() -> None:
 def test_the_two_meshes_of_a_910_server_are_levels_of_their_own() -> None:
     server = load_topology("910a-server")
     places = np.arange(8)
-    assert cluster.islands(server, places, cluster.servers_of(server, places)) == 4
+    assert islands(server, places, servers_of(server, places)) == 4
     best = collective_time("all_reduce", server, 1e8)
     assert best.algorithm.startswith("hierarchical(4:mesh,")
     assert best.time_s < collective_time("all_reduce", server, 1e8, "double-ring").time_s
     for name in ("910b-server", "star:8", "ring:8", "mesh:8"):
         topology = load_topology(name)
-        assert cluster.islands(topology, places, cluster.servers_of(topology, places)) is None
+        assert islands(topology, places, servers_of(topology, places)) is None
     crossed = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-    rows = cluster.servers_of(server, crossed)
+    rows = servers_of(server, crossed)
     assert rows == ((0, 2, 4, 6, 1, 3, 5, 7),)
-    assert cluster.islands(server, crossed, rows) == 4
+    assert islands(server, crossed, rows) == 4
     some = np.array([0, 1, 2, 4])
-    assert cluster.islands(server, some, cluster.servers_of(server, some)) is None
+    assert islands(server, some, servers_of(server, some)) is None
 
 
 ALPHA_S = 1e-6

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ascend_lab.cli import ascend_lab as main
-from ascend_lab.cluster import TOPOLOGIES, Topology, load_topology
-from ascend_lab.cluster.loader import usage
+from ascend_lab.cluster import Topology, load_topology
+from ascend_lab.cluster.loader import TOPOLOGIES, usage
 from ascend_lab.errors import ClusterError
 from ascend_lab.machine.chip import load_chip
 

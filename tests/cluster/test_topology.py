@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from matplotlib.patches import Circle, Rectangle
 
-from ascend_lab.cluster import Link, Topology, full_mesh, load_topology, ring, star
-from ascend_lab.cluster.topology import ROUTE_BYTES
+from ascend_lab.cluster import Topology, full_mesh, load_topology, ring, star
+from ascend_lab.cluster.topology import ROUTE_BYTES, Link
 from ascend_lab.errors import ClusterError
 from ascend_lab.lab.figures import fig_topology
 from ascend_lab.lab.figures.style import LabFigure

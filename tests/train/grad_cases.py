@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.cluster.train import TrainingGraph
-from ascend_lab.compiler import Constant, Graph, GraphBuilder, evaluate, random_inputs
+from ascend_lab.compiler import Graph, GraphBuilder, evaluate, random_inputs
+from ascend_lab.compiler.ir import Constant
 
 Values = NDArray[Any]
 

@@ -34,23 +34,13 @@ from ascend_lab.cluster.train.compile import (
     casts_apart,
 )
 from ascend_lab.cluster.train.step import trainable
-from ascend_lab.compiler import (
-    Constant,
-    Fill,
-    Graph,
-    GraphBuilder,
-    Node,
-    TensorType,
-    evaluate,
-    evaluate_all,
-    run_tasks,
-    verify,
-    zoo,
-)
-from ascend_lab.compiler.ir import infer
+from ascend_lab.compiler import Graph, GraphBuilder, Node, TensorType, evaluate, zoo
+from ascend_lab.compiler.evaluate import evaluate_all
+from ascend_lab.compiler.ir import Constant, Fill, infer, verify
 from ascend_lab.compiler.memory import peak_live_bytes
 from ascend_lab.compiler.passes import DEFAULT, run_passes
 from ascend_lab.compiler.placement import buffers_of
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import sanitize

@@ -5,7 +5,8 @@ import itertools
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.cluster import Interpolated, star
+from ascend_lab.cluster import star
+from ascend_lab.cluster.cost import Interpolated
 from ascend_lab.cluster.train import (
     GradientRow,
     OperatorRow,

@@ -23,7 +23,8 @@ from ascend_lab.aoe.gradient import planning
 from ascend_lab.aoe.gradient.planning import BASELINES, Forms, GradientPlan, bound, end_of, plan
 from ascend_lab.aoe.gradient.scenario import Improved, Scenario, evaluate, improve
 from ascend_lab.aoe.gradient.splits import AlphaBeta, Gradient, Piecewise, gradients_of, sampled
-from ascend_lab.cluster import Cost, Topology, collective_time, load_topology
+from ascend_lab.cluster import Topology, collective_time, load_topology
+from ascend_lab.cluster.cost import Cost
 from ascend_lab.compiler import Graph, lower
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip

@@ -38,7 +38,8 @@ import numpy as np
 
 from ascend_lab.aoe.gradient import splits
 from ascend_lab.aoe.gradient.splits import Gradient, Price, Split, Table, end_s, price_of, split_at
-from ascend_lab.cluster import BUCKET_BYTES, FIRST_BYTES, Cost, checked, closed
+from ascend_lab.cluster.buckets import BUCKET_BYTES, FIRST_BYTES, checked, closed
+from ascend_lab.cluster.cost import Cost
 from ascend_lab.errors import InputError
 
 MIB = 2**20

@@ -18,11 +18,13 @@ from itertools import product
 
 import numpy as np
 
-from ascend_lab import cluster, errors
+from ascend_lab import errors
 from ascend_lab.aoe.drive import Rules, drive
 from ascend_lab.aoe.gradient import planning, splits
 from ascend_lab.aoe.search.points import IteratedLocal
 from ascend_lab.aoe.space import Point
+from ascend_lab.cluster.buckets import checked
+from ascend_lab.cluster.cost import Cost
 
 ROUNDING = 1e-12
 """Remaining work below this share of all work counts as none: it is a rounding error."""
@@ -42,7 +44,7 @@ class Scenario:
       mean 1, drawn `samples` times; the result is the mean
     """
 
-    cost: cluster.Cost
+    cost: Cost
     streams: int = 1
     sharing: float = 1.0
     slowdown: float = 0.0
@@ -70,7 +72,7 @@ def evaluate(
     `planning.plan` minimises.
     """
     table = splits.table_of(rows)
-    return scorer(table, scenario)(cluster.checked(segments, table.count))
+    return scorer(table, scenario)(checked(segments, table.count))
 
 
 def scorer(table: splits.Table, scenario: Scenario) -> Callable[[splits.Split], float]:

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.cluster import Cost, Segments
+from ascend_lab.cluster.buckets import Segments
+from ascend_lab.cluster.cost import Cost
 from ascend_lab.errors import InputError
 
 Split = Segments

@@ -28,9 +28,10 @@ from ascend_lab.aoe.drive import Progress, Settings
 from ascend_lab.aoe.subgraph.segments import UNSLICED, Segments, Slicing
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, ranges_of, sliced
 from ascend_lab.aoe.workers import Deadline, TimeUpError
-from ascend_lab.compiler import Compiled, Graph, Road, bound_of, lower, placement, simulate_graph
+from ascend_lab.compiler import Graph, bound_of, lower, placement, simulate_graph
 from ascend_lab.compiler.canonical import canonical
-from ascend_lab.compiler.compile import DEFAULT_ROAD, Front
+from ascend_lab.compiler.compile import DEFAULT_ROAD, Front, Road
+from ascend_lab.compiler.tasks import Compiled
 from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.chip import Chip, load_chip
 

@@ -21,21 +21,14 @@ from itertools import pairwise
 
 from ascend_lab.aoe.subgraph.l2_rules import Buffer, Cache, L2Hits, LaunchTraffic
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, one_slice, ranges_of, sliced
-from ascend_lab.compiler import (
-    Compiled,
-    Graph,
-    Road,
-    live_bytes,
-    pruned,
-    simulate_graph,
-    weight_bytes,
-)
-from ascend_lab.compiler.compile import DEFAULT_ROAD
+from ascend_lab.compiler import Graph, simulate_graph
+from ascend_lab.compiler.compile import DEFAULT_ROAD, Road
+from ascend_lab.compiler.draft import pruned
 from ascend_lab.compiler.layout import images_outermost
-from ascend_lab.compiler.placement import node_spans, owners
+from ascend_lab.compiler.placement import live_bytes, node_spans, owners, weight_bytes
 from ascend_lab.compiler.rules import fusions
 from ascend_lab.compiler.slice import part_of
-from ascend_lab.compiler.tasks import CpuKernel
+from ascend_lab.compiler.tasks import Compiled, CpuKernel
 from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Launch, ceil_div

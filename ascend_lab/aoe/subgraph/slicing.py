@@ -16,20 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import (
-    Compiled,
-    Constant,
-    Fill,
-    Graph,
-    Node,
-    Road,
-    TensorType,
-    infer,
-    pruned,
-)
-from ascend_lab.compiler.compile import DEFAULT_ROAD
-from ascend_lab.compiler.draft import Draft, given_attrs
+from ascend_lab.compiler import Graph, Node, TensorType
+from ascend_lab.compiler.compile import DEFAULT_ROAD, Road
+from ascend_lab.compiler.draft import Draft, given_attrs, pruned
+from ascend_lab.compiler.ir import Constant, Fill, infer
 from ascend_lab.compiler.slice import Rules, all_rules, cut_node, part_of, split_rule, walk
+from ascend_lab.compiler.tasks import Compiled
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.timeline import Start

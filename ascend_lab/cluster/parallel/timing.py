@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ascend_lab import cluster
-from ascend_lab.cluster import Interpolated, Round, Schedule, Topology, collective_time, make
+from ascend_lab.cluster import Schedule, Topology, collective_time, make
 from ascend_lab.cluster.algorithms import applied
+from ascend_lab.cluster.cost import Interpolated
 from ascend_lab.cluster.parallel import plan as plans
 from ascend_lab.cluster.parallel.plan import (
     HALF_BYTES,
@@ -31,6 +31,8 @@ from ascend_lab.cluster.parallel.plan import (
     orders,
     peak_held,
 )
+from ascend_lab.cluster.quickest import servers_of
+from ascend_lab.cluster.schedule import Round
 from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
 
 Groups = tuple[tuple[int, ...], ...]
@@ -364,7 +366,7 @@ class TopologyCosts:
             return quickest.time_s
         key = (op, groups, quickest.algorithm)
         if key not in self._prepared:
-            servers = cluster.servers_of(self.topology, groups[0])
+            servers = servers_of(self.topology, groups[0])
             schedule = make(op, quickest.algorithm, ranks, groups=servers)
             places = tuple(device for group in groups for device in group)
             self._prepared[key] = prepare(

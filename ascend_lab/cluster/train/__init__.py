@@ -23,9 +23,13 @@ from itertools import accumulate
 
 # fmt: off
 # isort: off
+from ascend_lab.cluster.buckets import Segments, checked, closed
+from ascend_lab.cluster.cost import Cost, Interpolated
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab import cluster, errors
-from ascend_lab.compiler import Compiled, Graph, GraphBuilder, NetworkTimeline, simulate_graph
+from ascend_lab.compiler import Graph, GraphBuilder, simulate_graph
+from ascend_lab.compiler.network import NetworkTimeline
+from ascend_lab.compiler.tasks import Compiled
 from ascend_lab.compiler import fusion, layout, tasks, zoo
 from ascend_lab.compiler.canonical import canonical
 from ascend_lab.cluster.train.autodiff import training_graph
@@ -388,7 +392,7 @@ class StepTimeline:
 
 
 def step_timeline(
-    profile: StepProfile, cost: cluster.Cost, segments: Sequence[tuple[int, int]] | None = None
+    profile: StepProfile, cost: Cost, segments: Sequence[tuple[int, int]] | None = None
 ) -> StepTimeline:
     """Return the timeline of a step in which each segment of gradients is one all-reduce.
 
@@ -396,7 +400,7 @@ def step_timeline(
     gradients in order.
     """
     rows = profile.gradients
-    buckets = bucketed(rows) if segments is None else cluster.checked(segments, len(rows))
+    buckets = bucketed(rows) if segments is None else checked(segments, len(rows))
     backward_start_s = profile.forward_s
     backward_end_s = profile.forward_s + profile.backward_s
     spans = [
@@ -427,13 +431,13 @@ def step_timeline(
     )
 
 
-def bucketed(rows: Sequence[GradientRow], *limits_bytes: int) -> cluster.Segments:
-    """Return the buckets of gradients, as `cluster.closed` forms them with these limits."""
-    return cluster.closed([0, *accumulate(row.size_bytes for row in rows)], *limits_bytes)
+def bucketed(rows: Sequence[GradientRow], *limits_bytes: int) -> Segments:
+    """Return the buckets of gradients, as `closed` forms them with these limits."""
+    return closed([0, *accumulate(row.size_bytes for row in rows)], *limits_bytes)
 
 
-def all_reduce_cost(topology: cluster.Topology) -> cluster.Cost:
+def all_reduce_cost(topology: cluster.Topology) -> Cost:
     """Return the cost of an all-reduce among all devices, the best algorithm at each size."""
     if topology.size == 1:
         return lambda size_bytes: 0.0
-    return cluster.Interpolated(lambda n: cluster.collective_time("all_reduce", topology, n).time_s)
+    return Interpolated(lambda n: cluster.collective_time("all_reduce", topology, n).time_s)

@@ -17,19 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ascend_lab import compiler as graphs
 from ascend_lab.cluster.train import step as steps
-from ascend_lab.compiler import (
-    Constant,
-    Fill,
-    Graph,
-    GraphBuilder,
-    Node,
-    TensorType,
-    Value,
-    infer,
-    ir,
-)
+from ascend_lab.compiler import Graph, GraphBuilder, Node, TensorType, ir
+from ascend_lab.compiler.draft import Value, pruned
+from ascend_lab.compiler.ir import Constant, Fill, infer, verify
 from ascend_lab.compiler.passes.formats import in_format
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.operators.ops.formats import Shape
@@ -301,12 +292,12 @@ class _Step:
         is_updated = any(name in updated_names for name in parameters)
         output_grads = [] if is_updated else [grads[name].name for name in ready]
         outputs = [self.loss, *output_grads, *updated_names.values()]
-        graph = graphs.pruned(tape.finished(outputs, names))
+        graph = pruned(tape.finished(outputs, names))
         # A parameter without a gradient is an input that no node reads: it is removed.
         unused = set(self.names) - set(parameters)
         graph = replace(graph, inputs=tuple(name for name in graph.inputs if name not in unused))
         return steps.TrainingGraph(
-            graph=graphs.verify(graph),
+            graph=verify(graph),
             parameters=parameters,
             gradients={n: names.get(grads[n].name, grads[n].name) for n in ready},
             loss=names[self.loss],

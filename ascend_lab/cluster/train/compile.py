@@ -15,12 +15,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ascend_lab import compiler as graphs
 from ascend_lab.cluster.train.step import TrainingGraph
-from ascend_lab.compiler import Compiled, Constant, Draft, Fill, Graph, Node, Stages, TensorType, ir
-from ascend_lab.compiler.compile import Layouts
+from ascend_lab.compiler import Graph, Node, TensorType, ir
+from ascend_lab.compiler.compile import Layouts, Road, Stages, front_stages
+from ascend_lab.compiler.draft import Draft, pruned
+from ascend_lab.compiler.ir import Constant, Fill, verify
 from ascend_lab.compiler.layout import Assigner
 from ascend_lab.compiler.passes import DEFAULT, rewrite
+from ascend_lab.compiler.tasks import Compiled
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.operators.ops import convolution, formats
 from ascend_lab.operators.ops.expressions import Pair, reach
@@ -209,7 +211,7 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
 # the fp32 master weights to fp16. Merging equal expressions would merge recomputed activations with
 # the first ones and keep them in memory after all, so it is left out where something is recomputed.
 MERGING = "CommonSubexpressionEliminationPass"
-TRAINING = graphs.Road(
+TRAINING = Road(
     dtype="",
     operator_rewrites=(batch_norms_apart, as_convolutions, casts_apart),
     layouts=Layouts(images_in_blocks),
@@ -242,7 +244,7 @@ LONGEST_STAY = 2500
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     """Return the kernels of forward and backward; number formats stay as the step states them."""
     road = replace(TRAINING, layouts=replace(TRAINING.layouts, max_moved_nodes=LONGEST_STAY))
-    front = graphs.front_stages(weights_in_place(step), chip, road)
+    front = front_stages(weights_in_place(step), chip, road)
     return road.kernels(with_early_conversions(front.laid_out), chip)
 
 
@@ -265,7 +267,7 @@ def weights_in_place(step: TrainingGraph) -> Graph:
     updated_graph = replace(
         graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants
     )
-    return graphs.verify(graphs.pruned(updated_graph))
+    return verify(pruned(updated_graph))
 
 
 def averages(step: TrainingGraph) -> Mapping[str, int]:

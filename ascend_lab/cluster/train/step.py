@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import Constant, Fill, Graph, Node, Seeded, evaluate, ir, passes
+from ascend_lab.compiler import Graph, Node, evaluate, ir, passes
+from ascend_lab.compiler.ir import Constant, Fill, Seeded
 from ascend_lab.errors import InputError
 from ascend_lab.operators.ops.formats import is_float
 from ascend_lab.operators.ops.operator import Operator, get

@@ -16,7 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab.compare.rows import Shape, Work
-from ascend_lab.compiler import Graph, GraphBuilder, Seeded, TensorType, Value
+from ascend_lab.compiler import Graph, GraphBuilder, TensorType
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.ir import Seeded
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
 from ascend_lab.machine.chip import BLOCK_BYTES

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ascend_lab.compare.programs import Programs
 from ascend_lab.compare.rows import Shape, Work
-from ascend_lab.compiler import Graph, GraphBuilder, Value
+from ascend_lab.compiler import Graph, GraphBuilder
+from ascend_lab.compiler.draft import Value
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ascend_lab.compiler import Draft, Graph
+from ascend_lab.compiler import Graph
+from ascend_lab.compiler.draft import Draft
 from ascend_lab.compiler.ir import Values
 from ascend_lab.deploy.compress.config import STRENGTHS, LayerPlan
 from ascend_lab.deploy.compress.layers import (

@@ -9,8 +9,9 @@ tensor's scale at most.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ascend_lab.compiler import Graph, compile_stages, constant_bytes
+from ascend_lab.compiler import Graph, compile_stages
 from ascend_lab.compiler.passes.formats import LayerQuantisation, fold, insert_quantise_pairs
+from ascend_lab.compiler.placement import constant_bytes
 from ascend_lab.deploy.compress.scales import LayerScales
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ascend_lab.compiler import Graph, GraphBuilder, Value, evaluate
+from ascend_lab.compiler import Graph, GraphBuilder, evaluate
+from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.ir import Values
 from ascend_lab.deploy.compress.layers import with_values
 from ascend_lab.deploy.compress.learned import Schedule, cross_entropy, fit, trained_weights

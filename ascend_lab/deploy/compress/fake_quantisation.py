@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ascend_lab.compiler import Draft, Graph, Node
+from ascend_lab.compiler import Graph, Node
+from ascend_lab.compiler.draft import Draft
 from ascend_lab.compiler.passes import formats
 from ascend_lab.deploy.compress.layers import (
     Quantised,

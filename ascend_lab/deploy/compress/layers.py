@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import Constant, Graph, Node, TensorType, evaluate
-from ascend_lab.compiler.ir import Values, operator_of
+from ascend_lab.compiler import Graph, Node, TensorType, evaluate
+from ascend_lab.compiler.ir import Constant, Values, operator_of
 from ascend_lab.deploy.compress.config import CONVOLUTIONS, PRODUCTS
 from ascend_lab.deploy.compress.scales import LayerScales, broadcast_along
 from ascend_lab.errors import InputError

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab.compiler import Constant, Draft, Graph, Node, TensorType, ir
+from ascend_lab.compiler import Graph, Node, TensorType, ir
+from ascend_lab.compiler.draft import Draft
+from ascend_lab.compiler.ir import Constant
 from ascend_lab.errors import InputError
 from ascend_lab.operators.ops.convolution import geometry
 

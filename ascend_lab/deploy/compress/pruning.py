@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ascend_lab.compiler import Constant, Draft, Graph, Node
-from ascend_lab.compiler.ir import Values, infer, operator_of
+from ascend_lab.compiler import Graph, Node
+from ascend_lab.compiler.draft import Draft
+from ascend_lab.compiler.ir import Constant, Values, infer, operator_of
 from ascend_lab.errors import InputError
 
 UNIT = 16

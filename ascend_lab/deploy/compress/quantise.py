@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import Draft, Graph, Node, evaluate
+from ascend_lab.compiler import Graph, Node, evaluate
+from ascend_lab.compiler.draft import Draft
 from ascend_lab.compiler.ir import Values
 from ascend_lab.compiler.passes import formats, images, rewrite, simplify
 from ascend_lab.deploy.compress import calibrators, scales as rule

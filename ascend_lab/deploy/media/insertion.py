@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import Draft, Graph, Node, TensorType, verify
-from ascend_lab.compiler.ir import GRAPH_ONLY
+from ascend_lab.compiler import Graph, Node, TensorType
+from ascend_lab.compiler.draft import Draft
+from ascend_lab.compiler.ir import GRAPH_ONLY, verify
 from ascend_lab.deploy.media.aipp import Aipp, aipp, aipp_each, check_aipp
 from ascend_lab.deploy.media.aipp_config import AippOp
 from ascend_lab.deploy.media.colours import Csc, Image

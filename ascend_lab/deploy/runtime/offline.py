@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import Graph, compile_graph, evaluate, from_text, simulate_graph, zoo
+from ascend_lab.compiler import Graph, compile_graph, evaluate, simulate_graph, zoo
 from ascend_lab.compiler.ir import Values
 from ascend_lab.compiler.lower import Lowered, piece_of
 from ascend_lab.compiler.onnx import Imported, tensors
 from ascend_lab.compiler.overflow import Overflow, overflows_in
 from ascend_lab.compiler.tasks import Compiled, Task
+from ascend_lab.compiler.text_form import from_text
 from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy import media
 from ascend_lab.deploy.runtime import container as file

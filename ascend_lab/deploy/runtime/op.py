@@ -16,15 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import (
-    Compiled,
-    GraphBuilder,
-    compile_graph,
-    draft,
-    run_tasks,
-    simulate_graph,
-)
+from ascend_lab.compiler import GraphBuilder, compile_graph, draft, simulate_graph
 from ascend_lab.compiler.ir import Values, operator_of
+from ascend_lab.compiler.tasks import Compiled
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy.runtime.process import POISON, PROCESSES, Stream, process
 from ascend_lab.deploy.runtime.streams import AclError, Code, need
 from ascend_lab.deploy.runtime.writer import engine_rows

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import __version__
-from ascend_lab.compiler import Compiled, Constant, Fill, Graph, Road, Task, lower, onnx, tiled
-from ascend_lab.compiler.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
-from ascend_lab.compiler.ir import MAX_WRITTEN, Values, to_text
+from ascend_lab.compiler import Graph, lower, onnx, tiled
+from ascend_lab.compiler.compile import DEFAULT_ROAD, Front, Road, finish_stages, front_stages
+from ascend_lab.compiler.ir import MAX_WRITTEN, Constant, Fill, Values, to_text
 from ascend_lab.compiler.network import DEFAULT_PLAN_METHOD, NetworkTimeline, network_events
 from ascend_lab.compiler.placement import constant_bytes, places_of, plan_network
-from ascend_lab.compiler.tasks import CpuKernel
+from ascend_lab.compiler.tasks import Compiled, CpuKernel, Task
 from ascend_lab.compiler.values import writes_int64
 from ascend_lab.deploy.runtime.container import (
     ALIGN_BYTES,

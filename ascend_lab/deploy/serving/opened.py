@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.compiler import Graph, evaluate, onnx, random_inputs, run_tasks, zoo
+from ascend_lab.compiler import Graph, evaluate, onnx, random_inputs, zoo
 from ascend_lab.compiler.compile import compile_graph
 from ascend_lab.compiler.hosted import place_model
 from ascend_lab.compiler.onnx import host, model_file
 from ascend_lab.compiler.onnx.tensors import ELEMENTS, MAX_ELEMENTS, NUMPY, inputs_of, sizes_of
+from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy.media import UNITS
 from ascend_lab.deploy.serving.tensors import TEXT, Arrays, Port
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import Graph, GraphBuilder, evaluate, passes, random_inputs, to_text
+from ascend_lab.compiler import Graph, GraphBuilder, evaluate, passes, random_inputs
+from ascend_lab.compiler.ir import to_text
 from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
 from ascend_lab.lab import graph_examples as layouts
 from ascend_lab.lab.checks import core as ex

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.aoe import Mcts, Point, Space, TableSpace, cube, drive, random_order, vector
+from ascend_lab.aoe import Point, Space, TableSpace, cube, drive, vector
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.drive import Search
+from ascend_lab.aoe.search import Mcts, random_order
 from ascend_lab.lab.checks import core as ex, wall
 from ascend_lab.lab.tuning import SimpleGenetic
 from ascend_lab.machine import chip

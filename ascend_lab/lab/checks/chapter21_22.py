@@ -14,6 +14,7 @@ import numpy as np
 
 from ascend_lab import cluster, errors
 from ascend_lab.aoe.subgraph import Region, SlicePlan, plan_time, prepared
+from ascend_lab.cluster.schedule import Round
 from ascend_lab.compiler import Graph, GraphBuilder
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.machine.chip import load_chip
@@ -155,9 +156,9 @@ def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float
     return (2 * (ranks - 1) - steps) * alpha_s / saved if saved > 0 else math.inf
 
 
-def _round(step: Sequence[Any], adds: bool) -> cluster.Round:
+def _round(step: Sequence[Any], adds: bool) -> Round:
     sources, targets, blocks = zip(*step, strict=True)
-    return cluster.Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
+    return Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
 
 
 @ex.judged(edges=[(2,), (8,), (7,), (9,)], cases=12, ranks=range(2, 20))

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import cluster, errors
+from ascend_lab import errors
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan, planning, splits
+from ascend_lab.cluster.buckets import checked
 from ascend_lab.lab.checks import core as ex
 
 WORSE = 1.5
@@ -131,7 +132,7 @@ def _judge_24_3(got: Any, case: ex.Case) -> str | None:
     price = case["cost"].many
     try:
         lasts = [int(last) for last in got]
-        cluster.checked(splits.split_at(lasts), len(case["ready"]))
+        checked(splits.split_at(lasts), len(case["ready"]))
     except (TypeError, ValueError, IndexError, errors.AscendLabError):
         return "expected the last gradient of every bucket, in ascending order"
     if len(lasts) > case["most"]:

@@ -8,9 +8,10 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from ascend_lab.aoe import Point, Space, completed, drive
+from ascend_lab.aoe import Point, Space, drive
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.search import Mcts, Node, tree_of
+from ascend_lab.aoe.space import completed
 from ascend_lab.aoe.workers import Measure
 from ascend_lab.lab.figures import gantt, style as st
 from ascend_lab.lab.tuning import Person, SimpleGenetic

@@ -9,10 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from ascend_lab import errors
-from ascend_lab.compiler import Compiled, buffers_of, compile_graph, layout, plan_network, zoo
+from ascend_lab.compiler import compile_graph, layout, zoo
 from ascend_lab.compiler.buffers import Buffer
 from ascend_lab.compiler.compile import DEFAULT_ROAD
 from ascend_lab.compiler.memory import Plan
+from ascend_lab.compiler.placement import buffers_of, plan_network
+from ascend_lab.compiler.tasks import Compiled
 from ascend_lab.lab import graph_examples as choices
 from ascend_lab.lab.figures import nests, style as st
 from ascend_lab.machine import isa

@@ -9,7 +9,7 @@ import numpy as np
 from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
 from ascend_lab.aoe.gradient.splits import Split, table_of
-from ascend_lab.cluster import checked
+from ascend_lab.cluster.buckets import checked
 from ascend_lab.cluster.parallel import timing, values
 from ascend_lab.cluster.parallel.plan import (
     FORWARD,

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab.compiler import Graph, GraphBuilder, Node, rules_of
+from ascend_lab.compiler import Graph, GraphBuilder, Node
+from ascend_lab.compiler.ir import rules_of
 from ascend_lab.errors import CapacityError
 from ascend_lab.machine import isa, layout, sim
 from ascend_lab.machine.chip import Chip

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ascend_lab import cluster, errors
+from ascend_lab.cluster.buckets import Segments
+from ascend_lab import errors
 from ascend_lab.cluster.parallel.plan import BACKWARD, FORWARD, Plan, Task, orders, run_pipeline
 from ascend_lab.cluster.parallel.values.group import (
     Batch, Group, Model, Net, Piece, Ranked, Shard, Tape, Traffic, Values, Var, part, parts, same,
@@ -110,7 +111,7 @@ def train(
     optimizer: Optimizer,
     plan: Plan,
     *,
-    segments: cluster.Segments | None = None,
+    segments: Segments | None = None,
     order: Sequence[Sequence[Task]] | None = None,
 ) -> Run:
     """Train under a plan, one step per batch; raise `ClusterError` if a size does not divide.

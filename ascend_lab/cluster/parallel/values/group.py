@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import errors
-from ascend_lab.cluster import ALGORITHMS, Round, Schedule, execute, make
+from ascend_lab.cluster import Schedule, execute, make
+from ascend_lab.cluster.schedule import ALGORITHMS, Round
 from ascend_lab.operators import ops
 
 Values = np.ndarray

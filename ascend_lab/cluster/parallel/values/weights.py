@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ascend_lab import cluster, errors
+from ascend_lab import errors
+from ascend_lab.cluster.buckets import Segments, checked
 from ascend_lab.cluster.parallel.plan import Plan
 from ascend_lab.cluster.parallel.values import group as comm
 from ascend_lab.cluster.parallel.values.group import (
@@ -90,7 +91,7 @@ class Sharding:
     """
 
     plan: Plan
-    segments: cluster.Segments | None = None
+    segments: Segments | None = None
 
     def __post_init__(self) -> None:
         """Check that the choices fit together; raise an error otherwise."""
@@ -143,11 +144,11 @@ class Sharding:
                     shards[key] = comm.parts(full_array, groups[shard.group], shard.axis, needed)
         return shards
 
-    def segments_of(self, count: int) -> cluster.Segments:
+    def segments_of(self, count: int) -> Segments:
         """Return the segments of `count` gradients; raise `InputError` if one is missing."""
         if self.segments is None:
             return tuple((i, i) for i in range(count))
-        return cluster.checked(self.segments, count)
+        return checked(self.segments, count)
 
 
 # -- flat vectors ---------------------------------------------------------------------------------
