@@ -167,8 +167,8 @@ def check_ex_07_3(got: Any, case: ex.Case) -> str | None:
     mine = _feed(chip, dtype, sides)
     least = min(_feed(chip, dtype, tile) for tile in legal)
     if mine > least * (1 + 1e-9):
-        busy = f"which keeps MTE1 busy for {mine * 4096:.2f} cycles for every 4096 MACs"
-        return f"{busy}; expected {least * 4096:.2f}"
+        busy = f"which keeps MTE1 busy for {mine * 4096:.3f} cycles for every 4096 MACs"
+        return f"{busy}; expected {least * 4096:.3f}"
     if _overflow(chip, dtype, slots, (m, k + c0, n)) is None:
         return f"but a depth of {k + c0} fits as well"
     return None
