@@ -61,9 +61,9 @@ class Report:
         lines = [f"{self.name} on {chip.core_count} cores of {chip.name} (model results)"]
         if tuning.operators is not None:
             lines += [_TABLE_HEADER, *map(_row, tuning.operators.results), self.shares()]
-        times = f"{tuning.baseline_s * 1e3:.4f} ms -> {tuning.result_s * 1e3:.4f} ms"
+        times = f"{tuning.baseline_s * 1e3:.6g} ms -> {tuning.result_s * 1e3:.6g} ms"
         total = f"total {times}, improved by {tuning.gain:.2%} = {GAIN_FORMULA}"
-        bound = f"bound {tuning.bound_s * 1e3:.4f} ms, gap {tuning.gap:.2%} = {GAP_FORMULA}"
+        bound = f"bound {tuning.bound_s * 1e3:.6g} ms, gap {tuning.gap:.2%} = {GAP_FORMULA}"
         return "\n".join([*lines, total, f"{bound} (it counts one launch and few waits)"])
 
     def top(self, count: int) -> str:

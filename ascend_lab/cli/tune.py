@@ -286,7 +286,7 @@ def _print_report(report: saved.Report) -> None:
     if tuning.operators is not None:
         _print_operators(report, tuning.operators)
     show(
-        f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms\n"
+        f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.6g} ms\n"
         "  (for any slicing and schedule; it counts one launch and few waits)"
     )
     show("\n".join(ledger_table(*tuning.ledgers)))
@@ -299,7 +299,7 @@ def _print_job(job: str, result: engine.NetworkResult | SubgraphResult, meaning:
     end = "interrupted" if result.interrupted else "finished"
     show(
         f"{job} process {end}. Performance improved by {result.gain:.2%}, "
-        f"{result.before_s * 1e3:.4f} ms -> {result.after_s * 1e3:.4f} ms\n"
+        f"{result.before_s * 1e3:.6g} ms -> {result.after_s * 1e3:.6g} ms\n"
         f"  = {GAIN_FORMULA}; {job} is {meaning}"
     )
 
@@ -355,7 +355,7 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
         return
     show(
         f"  tuned model {saved.model}\n  schedules {saved.schedules}\n"
-        f"  {saved.time_s * 1e3:.4f} ms when both are read again"
+        f"  {saved.time_s * 1e3:.6g} ms when both are read again"
     )
 
 

@@ -56,7 +56,7 @@ def test_the_tuned_model_takes_what_the_report_says(capsys, small, tmp_path):
     report = section["OPAT"]
     before, after = (report[f"model_{k}_performance(ms)"] for k in ("baseline", "result"))
     assert after < before
-    assert f"improved by {(before - after) / after:.2%}, {before:.4f} ms -> " in out
+    assert f"improved by {(before - after) / after:.2%}, {before:.6g} ms -> " in out
     assert "\n  = (before - after) / after; opat is " in out
     assert report["model_performance_improvement"] == f"{(before - after) / after:.2%}"
     model, schedules = (tmp_path / "out" / f"mlp_tuned.{end}" for end in ("onnx", "jsonl"))
@@ -180,7 +180,7 @@ def test_the_tuners_themselves(capsys, tmp_path, monkeypatch):
     units = {o["op_type"]: o["unit"] for o in own["operators"]}
     assert units == {"matmul+relu": "cube", "matmul": "cube", "softmax": "vector"}
     assert all(0 < o["trials"] <= 20 for o in own["operators"])
-    assert f"{after:.4f} ms when both are read again" in out
+    assert f"{after:.6g} ms when both are read again" in out
     files = (tmp_path / "mlp_tuned.onnx", "--tuned", tmp_path / "mlp_tuned.jsonl")
     values = lab_json(capsys, "run", *files, "--compiled", "--chip", "Ascend310")
     wanted = lab_json(capsys, "run", model)
@@ -217,7 +217,7 @@ def test_a_sliced_model_is_saved_and_takes_what_the_report_says(capsys, small, t
     tuned = lab_json(capsys, "simulate", *files, "--chip", "Ascend310")
     wanted = opat["OPAT"]["model_result_performance(ms)"]
     assert tuned["time_s"] * 1e3 == pytest.approx(wanted, rel=1e-9)
-    assert f"{wanted:.4f} ms when both are read again" in out
+    assert f"{wanted:.6g} ms when both are read again" in out
 
 
 def test_one_bad_model_does_not_stop_the_others(capsys, small, tmp_path):

@@ -379,9 +379,9 @@ def tuning_text(tuning: GradientTuning) -> list[str]:
         "backward": profile.backward_s,
         "update": profile.update_s,
     }
-    shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in times.items())
+    shares = ", ".join(f"{name} {time_s * 1e3:.6g} ms" for name, time_s in times.items())
     baseline_gloss = "HCCL's split where nobody tunes it"
-    step_times = f"{default_step_s * 1e3:.4f} ms -> {plan_step_s * 1e3:.4f} ms a step"
+    step_times = f"{default_step_s * 1e3:.6g} ms -> {plan_step_s * 1e3:.6g} ms a step"
     gain = f"{tuning.gain(DEFAULT_BASELINE):.2%}, {step_times}"
     source = "from the bank" if tuning.outcome == "hit" else "timed anew"
     count = len(profile.gradients)
