@@ -3,7 +3,7 @@
 from ascend_lab.errors import AscendLabError
 from ascend_lab.moved import find_old_names
 
-__version__ = "0.30.0"
+__version__ = "0.31.0"
 __all__ = ["AscendLabError", "__version__"]
 
 find_old_names()
