@@ -25,7 +25,7 @@ TERM_STYLE: dict[str, dict[str, Any]] = {
     term: {"facecolor": getattr(st, colour), "hatch": hatch}
     for term, (colour, hatch) in st.LOOKS["terms"].items()
 }
-"""How the terms of `graph.ledger` are drawn."""
+"""How the terms of `compiler.compile.ledger` are drawn."""
 
 
 def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> st.LabFigure:
@@ -124,7 +124,7 @@ def fig_credit(times: Times) -> st.LabFigure:
 
 
 def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = True) -> st.LabFigure:
-    """Draw each network's `graph.ledger` as one bar, terms as shares of its or the longest time."""
+    """Draw each network's `compiler.compile.ledger` as one bar, terms as shares of its or the longest time."""
     fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)
     alt_parts = []
     used_terms = set[str]()
