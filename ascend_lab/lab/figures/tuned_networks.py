@@ -124,7 +124,7 @@ def fig_credit(times: Times) -> st.LabFigure:
 
 
 def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = True) -> st.LabFigure:
-    """Draw each network's `compiler.compile.ledger` as one bar, terms as shares of its or the longest time."""
+    """Draw each network's ledger as one bar, terms as shares of its time or of the longest."""
     fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)
     alt_parts = []
     used_terms = set[str]()
