@@ -147,10 +147,13 @@ def _merged(state: State, stage: str, read: Read, first: str, second: str, size:
         outer = terms.pop(first, 0)
         inner = terms.pop(second, 0)
         if outer != inner * size:
+            # a stride of 0 is a broadcast: the source does not have that axis
+            is_broadcast = outer == 0 or inner == 0
+            apart = f"leave {first} and {second} apart"
             raise ScheduleError(
-                f"fuse {stage}: {first} and {second} contiguous in {read.source}",
-                f"steps {outer} and {inner} for {size} elements",
-                f"fuse the same axes of {read.source} first, or leave them apart",
+                f"fuse {stage}: in {read.source} a step of {first} as far as {size} of {second}",
+                f"strides {outer} and {inner}",
+                apart if is_broadcast else f"fuse the same axes of {read.source} first, or {apart}",
             )
         if inner:
             terms[f"{first}{second}"] = inner
