@@ -357,8 +357,8 @@ def _affine(text: str) -> Affine:
         else:
             const += int(digits)
         # `i+-2` is read as `i` and `-2`: step over a plus only where a minus follows it
-        if position < len(text) and text[position] == "+":
-            position += 1 if text[position + 1] == "-" else 0
+        if text.startswith("+-", position):
+            position += 1
     if position != len(text):
         raise ValueError(f"affine expression {text}")
     return Affine(const, tuple(sorted((name, c) for name, c in terms.items() if c)))
@@ -381,14 +381,20 @@ def _instruction(line: str, buffers: dict[str, Buffer]) -> Instruction:
     pipe = words[0]
     op = words[1]
     operands = line[line.index(op, len(pipe)) + len(op) :]
-    left_of_arrow, arrow, _ = operands.partition(" <- ")
     regions = [_region(m, buffers) for m in _REGION.finditer(operands)]
-    # `vdup x[...] scalar=0.0` has a destination and no arrow
-    has_dst = bool(arrow) or (bool(_REGION.match(left_of_arrow.strip())) and bool(regions))
-    dst = regions.pop(0) if has_dst else None
+    dst = None
+    srcs = regions
+    if _has_destination(operands):
+        dst, *srcs = regions
     without_regions = _REGION.sub("", operands)
     attrs = tuple((m[1], _attr(m[1], m[2])) for m in _ATTR.finditer(without_regions))
-    return Instruction(op, pipe, dst, tuple(regions), attrs)
+    return Instruction(op, pipe, dst, tuple(srcs), attrs)
+
+
+def _has_destination(operands: str) -> bool:
+    """Tell whether the operands of a line begin with the region that the instruction writes."""
+    # `vdup x[...] scalar=0.0` has a destination and no arrow
+    return " <- " in operands or bool(_REGION.match(operands.strip()))
 
 
 def _attr(key: str, text: str) -> AttrValue:

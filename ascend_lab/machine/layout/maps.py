@@ -144,8 +144,8 @@ class AddressMap:
 
     def of_axis(self, axis: int) -> tuple[Piece, ...]:
         """Return the pieces of one logical axis, largest step first."""
-        of_axis = (p for p in self.pieces if p.axis == axis)
-        return tuple(sorted(of_axis, key=lambda p: -p.step))
+        pieces = (p for p in self.pieces if p.axis == axis)
+        return tuple(sorted(pieces, key=lambda p: -p.step))
 
 
 def address_map(
@@ -162,8 +162,8 @@ def address_map(
     if dtype not in DTYPE_BYTES:
         remedy = f"use one of {', '.join(DTYPE_BYTES)}"
         raise LayoutError("a known number format", repr(dtype), remedy)
-    lane = BLOCK_BYTES // DTYPE_BYTES[dtype] if c0 is None else c0
-    if lane < 2 or lane & (lane - 1):
+    block_size = BLOCK_BYTES // DTYPE_BYTES[dtype] if c0 is None else c0
+    if block_size < 2 or block_size & (block_size - 1):
         # a power of two shares no bit with the number below it: 16 & 15 = 0, but 12 & 11 = 8
         needed = "c0 as a power of two from 2 on"
         raise LayoutError(needed, str(c0), "leave it out for 32 bytes / size")
@@ -173,7 +173,8 @@ def address_map(
     leading_axes = tuple(f"B{i}" for i in range(len(sizes) - len(named_axes)))
     axes = leading_axes + named_axes
     axis_number = {axis: i for i, axis in enumerate(axes)}
-    blocks = {axis_number[a]: ROWS for a in form.rows} | {axis_number[a]: lane for a in form.lanes}
+    blocks = {axis_number[a]: ROWS for a in form.rows}
+    blocks |= {axis_number[a]: block_size for a in form.lanes}
     unnamed_axes = [a for a in axes if a not in form.axes]
     stored_axes: list[str] = []
     for text in form.storage:
@@ -181,14 +182,20 @@ def address_map(
     counters: list[tuple[int, int, int]] = []  # (axis, step, count) of every piece
     storage_shape = []
     for text in stored_axes:
-        group_counters = [_counter(name, axis_number, sizes, blocks) for name in text.split("*")]
+        piece_names = text.split("*")
+        group_counters = [
+            _counter(piece_name, axis_number, sizes, blocks) for piece_name in piece_names
+        ]
         counters += group_counters
         storage_shape.append(math.prod(count for _, _, count in group_counters))
     # row-major: the stride of a piece is the product of all later counts
-    strides = [math.prod(n for _, _, n in counters[i + 1 :]) for i in range(len(counters))]
     # counts (1, 3, 7, 7, 16) have the strides (2352, 784, 112, 16, 1)
-    pieces = tuple(Piece(*c, s) for c, s in zip(counters, strides, strict=True))
-    return AddressMap(name, axes, sizes, dtype, pieces, tuple(storage_shape))
+    pieces: list[Piece] = []
+    stride = 1
+    for axis_index, step, count in reversed(counters):
+        pieces.append(Piece(axis_index, step, count, stride))
+        stride *= count
+    return AddressMap(name, axes, sizes, dtype, tuple(reversed(pieces)), tuple(storage_shape))
 
 
 def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
@@ -336,7 +343,7 @@ def copy_boxes(source: AddressMap, target: AddressMap) -> tuple[Box, ...]:
 
 
 def zero_boxes(target: AddressMap) -> tuple[Box, ...]:
-    """Return disjoint boxes that cover the padding of `target`; their source strides are 0."""
+    """Return disjoint boxes that cover the padding of `target`; they have no source to copy."""
     steps = [sorted({1, *_block_sizes(target, a)}) for a in range(len(target.shape))]
     logical = [_spans(n, s) for n, s in zip(target.shape, steps, strict=True)]
     padded = [_spans(n, s) for n, s in zip(target.padded_shape, steps, strict=True)]
@@ -379,32 +386,41 @@ def _spans(size: int, steps: Sequence[int]) -> list[_Span]:
     spans = list[_Span]()
     start = 0
     for level in reversed(range(len(steps))):
-        if count := (size - start) // steps[level]:
-            inner = [(steps[i + 1] // steps[i], steps[i]) for i in reversed(range(level))]
-            spans.append((start, ((count, steps[level]), *inner)))
-            start += count * steps[level]
+        count = (size - start) // steps[level]
+        if count == 0:
+            continue
+        # the smaller steps count within a step of this level: 16 steps of 1 within a block of 16
+        smaller_counters = [(steps[i + 1] // steps[i], steps[i]) for i in reversed(range(level))]
+        spans.append((start, ((count, steps[level]), *smaller_counters)))
+        start += count * steps[level]
     return spans
 
 
 def _box(spans: Sequence[_Span], source: AddressMap | None, target: AddressMap) -> Box:
     """Return the box of one span per axis; without a source all source addresses are 0."""
-    strides_of_maps = []
-    starts = []
-    for layout in (source, target):
-        strides = []
-        start = 0
-        for axis, (first, counters) in enumerate(spans):
-            pieces = layout.of_axis(axis) if layout else ()
-            start += sum(first // p.step % p.count * p.stride for p in pieces)
-            for _, step in counters:
-                # the piece that this counter steps through: the largest one whose step fits
-                piece = next((p for p in pieces if p.step <= step), None)
-                strides.append(piece.stride * (step // piece.step) if piece else 0)
-        strides_of_maps.append(strides)
-        starts.append(start)
     counts = [count for _, counters in spans for count, _ in counters]
-    dims = merged([Dim(*dim) for dim in zip(counts, *strides_of_maps, strict=True)])
-    return Box(dims, *starts)
+    target_start, target_strides = _walk(spans, target)
+    source_start = 0
+    source_strides = [0] * len(counts)
+    if source is not None:
+        source_start, source_strides = _walk(spans, source)
+    counters = zip(counts, source_strides, target_strides, strict=True)
+    dims = merged([Dim(*counter) for counter in counters])
+    return Box(dims, source_start, target_start)
+
+
+def _walk(spans: Sequence[_Span], layout: AddressMap) -> tuple[int, list[int]]:
+    """Return the address at which spans start in a layout, and the strides of their counters."""
+    start = 0
+    strides = []
+    for axis, (first, counters) in enumerate(spans):
+        pieces = layout.of_axis(axis)
+        start += sum(first // p.step % p.count * p.stride for p in pieces)
+        for _, step in counters:
+            # the piece that this counter steps through: the largest one whose step fits
+            piece = next(p for p in pieces if p.step <= step)
+            strides.append(piece.stride * (step // piece.step))
+    return start, strides
 
 
 def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
