@@ -97,9 +97,9 @@ class Launch:
         return sum(team[0].core_count for team in self.teams)
 
     @property
-    def event_count(self) -> int:
+    def executed_count(self) -> int:
         """How many instructions all cores run, flags included."""
-        return sum(part.program.event_count * part.core_count for part in self.parts)
+        return sum(part.program.executed_count * part.core_count for part in self.parts)
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -153,9 +153,9 @@ class Kernel:
         return max(phase.core_count for phase in self.phases)
 
     @property
-    def event_count(self) -> int:
+    def executed_count(self) -> int:
         """How many instructions all cores run in all phases, flags included."""
-        return sum(phase.event_count for phase in self.phases)
+        return sum(phase.executed_count for phase in self.phases)
 
     @property
     def tensors(self) -> tuple[Buffer, ...]:

@@ -214,7 +214,7 @@ class Program:
         return scoped
 
     @property
-    def event_count(self) -> int:
+    def executed_count(self) -> int:
         """How many instructions run, flags included: a loop of 4 with 3 in it counts 12."""
         return sum(times for _, times in self.instructions())
 

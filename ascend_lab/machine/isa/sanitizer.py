@@ -82,9 +82,9 @@ def sanitize(
     shape, whose code is the same.
     """
     kernel = as_kernel(program)
-    if kernel.event_count > limit_events:
+    if kernel.executed_count > limit_events:
         needed = f"at most {limit_events} instructions to check"
-        raise SimulationError(needed, str(kernel.event_count), "use smaller shapes")
+        raise SimulationError(needed, str(kernel.executed_count), "use smaller shapes")
     report = _Report()
     for phase in kernel.phases:
         for part in phase.parts:

@@ -179,7 +179,7 @@ def address_map(
     stored_axes: list[str] = []
     for text in form.storage:
         stored_axes += unnamed_axes if text == LEADING_AXES else [text]
-    counters: list[tuple[int, int, int]] = []  # (axis, step, count) of every piece
+    counters: list[tuple[int, int, int]] = []  # (axis, count, step) of every piece
     storage_shape = []
     for text in stored_axes:
         piece_names = text.split("*")
@@ -187,12 +187,12 @@ def address_map(
             _counter(piece_name, axis_number, sizes, blocks) for piece_name in piece_names
         ]
         counters += group_counters
-        storage_shape.append(math.prod(count for _, _, count in group_counters))
+        storage_shape.append(math.prod(count for _, count, _ in group_counters))
     # row-major: the stride of a piece is the product of all later counts
     # counts (1, 3, 7, 7, 16) have the strides (2352, 784, 112, 16, 1)
     pieces: list[Piece] = []
     stride = 1
-    for axis_index, step, count in reversed(counters):
+    for axis_index, count, step in reversed(counters):
         pieces.append(Piece(axis_index, step, count, stride))
         stride *= count
     return AddressMap(name, axes, sizes, dtype, tuple(reversed(pieces)), tuple(storage_shape))
@@ -219,13 +219,13 @@ def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
 def _counter(
     text: str, axis_number: dict[str, int], sizes: tuple[int, ...], blocks: dict[int, int]
 ) -> tuple[int, int, int]:
-    """Return (axis, step, count) of a stored axis such as `H`, `C1` or `C0`."""
+    """Return (axis, count, step) of a stored axis such as `H`, `C1` or `C0`."""
     if text in axis_number:
-        return axis_number[text], 1, sizes[axis_number[text]]
+        return axis_number[text], sizes[axis_number[text]], 1
     axis = axis_number[text[:-1]]  # `C1` and `C0` belong to `C`
     block = blocks[axis]
     # C0 counts within a block, C1 counts blocks, the last of which may hold padding.
-    return (axis, 1, block) if text[-1] == "0" else (axis, block, -(-sizes[axis] // block))
+    return (axis, block, 1) if text[-1] == "0" else (axis, -(-sizes[axis] // block), block)
 
 
 def address(layout: AddressMap, index: Index) -> Any:
@@ -274,20 +274,23 @@ def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
 # -- two maps composed ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One counter of a box: `count` steps, which advance `source` and `target` elements each."""
+    """One counter of a box: `count` steps, which advance this many elements in each map."""
 
     count: int
-    source: int
-    target: int
+    source_stride: int
+    target_stride: int
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A set of elements to copy, from source + sum(i * d.source) to target + sum(i * d.target)."""
+    """A set of elements to copy, from source_start + sum(i * source_stride) over the counters.
+
+    The target of the same element is target_start + sum(i * target_stride).
+    """
 
     dims: tuple[Dim, ...]
-    source: int
-    target: int
+    source_start: int
+    target_start: int
 
     @property
     def elements(self) -> int:
@@ -299,7 +302,7 @@ class Box:
         """Elements that are contiguous in source and target: the burst length of the copy."""
         run = 1
         for dim in reversed(self.dims):
-            if dim.source != run or dim.target != run:
+            if dim.source_stride != run or dim.target_stride != run:
                 break
             run *= dim.count
         return run
@@ -431,10 +434,10 @@ def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
     single step are dropped.
     """
     counters: list[Dim] = []
-    for dim in sorted((d for d in dims if d.count > 1), key=lambda d: -d.target):
+    for dim in sorted((d for d in dims if d.count > 1), key=lambda d: -d.target_stride):
         outer = counters[-1] if counters else None
-        all_steps = (dim.source * dim.count, dim.target * dim.count)
-        if outer and (outer.source, outer.target) == all_steps:
+        all_steps = (dim.source_stride * dim.count, dim.target_stride * dim.count)
+        if outer and (outer.source_stride, outer.target_stride) == all_steps:
             counters[-1] = replace(dim, count=outer.count * dim.count)
         else:
             counters.append(dim)

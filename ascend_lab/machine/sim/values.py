@@ -54,7 +54,7 @@ def execute(
     Raises `InputError` for wrong tensors, `SyncError` on deadlock.
     """
     kernel = as_kernel(program)
-    events = kernel.event_count
+    events = kernel.executed_count
     if events > MAX_EVENTS:
         needed = f"at most {MAX_EVENTS} instructions to execute"
         raise SimulationError(needed, str(events), "use a smaller shape")
