@@ -111,7 +111,7 @@ def with_batch(shapes: Shapes, batch: int | None, meaning: str) -> dict[str, tup
     }
 
 
-def wanted_of(
+def operator_filter(
     file: Path, graph: Graph, chip: Chip, dtype: str
 ) -> tuple[Callable[[Tunable], bool], str]:
     """Return a test for the operators of a --tune_ops_file, and a warning if the graph has none.

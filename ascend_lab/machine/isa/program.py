@@ -81,7 +81,7 @@ class Instruction:
                 return value
         return default
 
-    def number(self, name: str, default: int = 0) -> int:
+    def int_attr(self, name: str, default: int = 0) -> int:
         """Return an integer attribute by name."""
         value = self.attr(name, default)
         if not isinstance(value, int):
@@ -99,10 +99,10 @@ class Instruction:
         assert self.dst is not None
         return self.dst
 
-    def at(self, name: str, env: Mapping[str, int]) -> int:
+    def attr_at(self, name: str, env: Mapping[str, int]) -> int:
         """Return the value of an integer or affine attribute for loop variables `env`."""
         value = self.attr(name)
-        return value.at(env) if isinstance(value, Affine) else self.number(name)
+        return value.at(env) if isinstance(value, Affine) else self.int_attr(name)
 
     def __str__(self) -> str:
         """Print as one line of the program's text form."""
@@ -136,8 +136,8 @@ def reach_of(instruction: Instruction, region: Region) -> Region:
     """
     if region.space != "GM" or index_of(instruction) is None:
         return region
-    bound = instruction.number("bound", 1)
-    pitch = instruction.number("pitch")
+    bound = instruction.int_attr("bound", 1)
+    pitch = instruction.int_attr("pitch")
     return replace(region, sizes=(bound, *region.sizes), strides=(pitch, *region.strides))
 
 
