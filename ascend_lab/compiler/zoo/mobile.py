@@ -418,32 +418,51 @@ MOBILENET_V4: dict[str, tuple[int, int, str]] = {
 }
 
 
-def _universal(net: Net, x: Value, block_text: str, features: int, stride: int, name: str) -> Value:
-    """Append a universal inverted bottleneck, given as text a/m/e (see `MOBILENET_V4`)."""
+@dataclass(frozen=True, slots=True)
+class _Universal:
+    """A universal inverted bottleneck, which `MOBILENET_V4` writes as a/m/e.
+
+    3/5/4 is depthwise 3 x 3, 1 x 1 to 4 times the channels, depthwise 5 x 5 and 1 x 1 back; 0/0/2
+    has only the two 1 x 1 convolutions. Hybrid models, which have attention, scale each branch by a
+    parameter per channel.
+    """
+
+    first_kernel: int
+    middle_kernel: int
+    expansion: int
+    features: int
+    stride: int
+    is_hybrid: bool
+
+
+def _universal_of(text: str, features: int, stride: int, is_hybrid: bool) -> _Universal:
+    """Return the bottleneck of a text such as "3/5/4"."""
+    (first_kernel, middle_kernel, expansion) = (int(n) for n in text.split("/"))
+    return _Universal(first_kernel, middle_kernel, expansion, features, stride, is_hybrid)
+
+
+def _universal(net: Net, x: Value, block: _Universal, name: str) -> Value:
+    """Append a universal inverted bottleneck."""
     start = x
-    # "3/5/4": depthwise 3 x 3, 1 x 1 to 4 times the channels, depthwise 5 x 5, 1 x 1 back; "0/0/2"
-    # has only the two 1 x 1 convolutions.
-    (first_kernel, middle_kernel, expansion) = (int(n) for n in block_text.split("/"))
     channels = x.shape[1]
-    has_shortcut = stride == 1 and x.shape[1] == features
-    # hybrid models scale each branch by a parameter per channel
-    is_hybrid = "hybrid" in net.name
-    if first_kernel:
-        # the stride is that of the middle layer if there is one: the first layer keeps all pixels
+    has_shortcut = block.stride == 1 and channels == block.features
+    if block.first_kernel:
+        # the middle layer has the stride if there is one: the first layer then keeps all pixels
+        first_stride = 1 if block.middle_kernel else block.stride
+        x = net.depthwise(x, block.first_kernel, stride=first_stride, name=f"{name}.first")
+    x = net.conv_norm(x, rounded(channels * block.expansion), name=f"{name}.expand")
+    if block.middle_kernel:
         x = net.depthwise(
-            x, first_kernel, stride=1 if middle_kernel else stride, name=f"{name}.first"
+            x, block.middle_kernel, stride=block.stride, act=RELU, name=f"{name}.middle"
         )
-    x = net.conv_norm(x, rounded(channels * expansion), name=f"{name}.expand")
-    if middle_kernel:
-        x = net.depthwise(x, middle_kernel, stride=stride, act=RELU, name=f"{name}.middle")
-    scale = BRANCH if has_shortcut and not is_hybrid else 1.0
-    x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
-    if is_hybrid and has_shortcut:
+    scale = BRANCH if has_shortcut and not block.is_hybrid else 1.0
+    x = net.conv_norm(x, block.features, act="", scale=scale, name=f"{name}.project")
+    if block.is_hybrid and has_shortcut:
         return net.branch(start, x, name=name)
-    if is_hybrid:
+    if block.is_hybrid:
         deviation = 0.02
         mean = 1.0
-        gamma = net.seeded(f"{name}.gamma", (1, features, 1, 1), deviation, mean)
+        gamma = net.seeded(f"{name}.gamma", (1, block.features, 1, 1), deviation, mean)
         x = net.mul(x, gamma, name=f"{name}.scale")
     return net.add(start, x, name=f"{name}.add") if has_shortcut else x
 
@@ -487,6 +506,7 @@ def _mobilenet_v4(
     stem: int, stages: str, net: Net, x: Value, classes: int, width: float = 1.0
 ) -> Value:
     """Return MobileNet V4 (Qin et al. 2024); a width below 1 does not change the stem."""
+    has_attention = "q" in stages
     x = net.conv_norm(x, rounded(stem * max(1.0, width)), 3, stride=2, name="stem")
     for s, stage in enumerate(stages.split(" | "), 1):
         sizes, _, blocks = stage.partition(": ")
@@ -511,7 +531,8 @@ def _mobilenet_v4(
                 elif text[0] == "q":
                     x = _multi_query(net, x, text[1:], name)
                 else:
-                    x = _universal(net, x, text, features[0], stride, name)
+                    universal = _universal_of(text, features[0], stride, has_attention)
+                    x = _universal(net, x, universal, name)
                 i += 1
     x = net.conv_norm(x, rounded(960 * width), name="last")
     x = net.global_avg_pool(x, name="pool")
