@@ -357,7 +357,7 @@ def test_what_stands_behind_a_loop_does_not_see_its_variables():
 def test_programs_count_what_runs():
     step = Instruction("scalar", "S", attrs=(("steps", 1),))
     program = Program("count", (), (step, Loop("i", 3, (step, Loop("j", 4, (step,))))))
-    assert program.event_count == 1 + 3 + 12 == count(program, "S")
+    assert program.executed_count == 1 + 3 + 12 == count(program, "S")
     assert program.pipes == ("S",)
     assert [times for _, times in program.instructions()] == [1, 3, 12]
     assert [ranges for _, ranges in program.scoped()] == [{}, {"i": 3}, {"i": 3, "j": 4}]

@@ -147,7 +147,7 @@ def test_a_text_written_by_hand_runs():
         S scalar steps=1
     """
     program = parse_program(text)
-    assert program.event_count == 3 * (1 + 2) + 1
+    assert program.executed_count == 3 * (1 + 2) + 1
     assert simulate(program, TOY).cycles == 3 * (4 + 2 * TOY.barrier_cycles) + 1
 
 

@@ -40,7 +40,7 @@ def test_every_event_keeps_the_schema(timeline: Timeline) -> None:
 
 def test_one_event_an_instruction_with_its_times_in_microseconds(timeline: Timeline) -> None:
     drawn = [e for e in trace_events(timeline) if e["ph"] == "X"]
-    assert len(drawn) == len(timeline.spans) == RELU.event_count
+    assert len(drawn) == len(timeline.spans) == RELU.executed_count
     for event, span in zip(drawn, timeline.spans, strict=True):
         assert event["args"]["start_cycle"] == span.start
         assert event["ts"] == pytest.approx(span.start / CHIP.clock_hz * 1e6)

@@ -271,7 +271,7 @@ def tune_network(
     is_chosen = session.chosen or (lambda operator: True)
     chosen = [op for op in operators if op.unit and is_chosen(op)]
     refused = {op.name: op.reason or "not asked for" for op in operators if op not in chosen}
-    sizes = {t.piece.key: t.lowered.kernel.event_count for t in compiled.tasks if t.lowered}
+    sizes = {t.piece.key: t.lowered.kernel.executed_count for t in compiled.tasks if t.lowered}
     with session.opened(settings) as (workers, deadline):
         run = _OperatorRun(settings, knowledge, workers, session.progress, deadline)
         try:

@@ -179,7 +179,7 @@ def _report(arguments: argparse.Namespace) -> bool:
     error: AscendLabError | None = None
     # The report lists all nodes, even if the import would stop at the first unsupported one.
     try:
-        shapes = inputs.sized(inputs.shapes_of(arguments.input_shape), batch, "size")
+        shapes = inputs.with_batch(inputs.shapes_of(arguments.input_shape), batch, "size")
         common.import_with(arguments.model, None, shapes, batch)
     except AscendLabError as found_error:
         error = found_error
@@ -224,7 +224,7 @@ def _gears(arguments: argparse.Namespace, chip: Chip) -> Mapping[int | None, Imp
     batches = _batches(arguments)
     load = partial(common.import_with, arguments.model, None)
     shapes = inputs.shapes_of(arguments.input_shape)
-    models = {n: load(inputs.sized(shapes, n, "size"), n) for n in batches}
+    models = {n: load(inputs.with_batch(shapes, n, "size"), n) for n in batches}
     if arguments.compression:
         models = {n: _compressed(arguments.compression, model) for n, model in models.items()}
     if not arguments.insert_op_conf:

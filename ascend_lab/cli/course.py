@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ascend_lab.course.grade import Mark
 
 ACTIONS = ("start", "check", "grade", "pack")
-# Flag -> the actions that use it; with another action it is refused.
+# Flag -> the actions that use it; with another action it is refused. --output names what a hand-out
+# or an archive is written to, --out the folder of a report.
 ACTIONS_OF_FLAG = {
     "--student": ("start", "check"),
     "--output": ("start", "pack"),
@@ -59,15 +60,15 @@ def _course(arguments: argparse.Namespace) -> int:
 
 
 def _hand_out_of(work: str) -> Path | None:
-    """Return the folder of a student's file if it is a hand-out with a judge; None otherwise.
+    """Return the folder of a student's file if it is a hand-out; None otherwise.
 
-    A judge is a file with the code that runs and scores answers. Only `check`, which students run
-    on their own machines, uses the judge of that folder. `grade` must not: a student could hand in
-    a judge that accepts everything.
+    A hand-out brings its judge, a file with the code that runs and scores answers. Only `check`,
+    which students run on their own machines, uses the judge of that folder. `grade` must not: a
+    student could hand in a judge that accepts everything.
     """
     folder = Path(work).resolve().parent
-    has_judge = all((folder / name).is_file() for name in ("assignment.toml", "instance.json"))
-    return folder if has_judge else None
+    is_hand_out = all((folder / name).is_file() for name in ("assignment.toml", "instance.json"))
+    return folder if is_hand_out else None
 
 
 def _refuse_work(arguments: argparse.Namespace) -> None:
@@ -132,8 +133,8 @@ def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
         if result.timed and not result.faults
     }
     lines = [
-        f"{cases:24} {fault or 'holds' + cost_texts.get(cases, '')}"
-        for cases, fault in fault_lines(task, case_results)
+        f"{label:24} {fault or 'holds' + cost_texts.get(label, '')}"
+        for label, fault in fault_lines(task, case_results)
     ]
     lines += [
         f"{criterion}: {value:.1f} of {task.points[criterion]:g} points"
@@ -141,7 +142,9 @@ def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
     ]
     lines += rule_lines(task, case_results)
     if not task.exercises:
-        lines.append("hidden cases are like these, others; the work log is read by a person")
+        lines.append(
+            "hidden cases are of the same kind, with other values; the work log is read by a person"
+        )
     data = {
         "points": points,
         "cases": {
@@ -184,7 +187,9 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     roster = read_roster(arguments.roster)
     if not Path(arguments.work).exists():
         raise InputError("a hand-in or a folder of them", arguments.work, "check the path")
-    wall = standing_wall()  # raises for root where no other account can run hand-ins
+    confinement = (
+        standing_wall()
+    )  # raises an error if this is root and no other account can run hand-ins
     marks = grade(
         task,
         Path(arguments.work),
@@ -204,7 +209,7 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
             mark.student: {"points": dict(mark.points), "total": mark.total} for mark in marks
         }
     }
-    for line in wall.lines():
+    for line in confinement.lines():
         print(line, file=sys.stderr)
     emit(arguments.json, data, lines)
     return 0
@@ -304,7 +309,9 @@ VERBS = (
             flag("--output", type=Path, metavar="FOLDER|F.zip", help="where start and pack write"),
             flag("--out", metavar="REPORT", help="folder of the report (grade)"),
             flag("--roster", metavar="R.csv", help="id, name, late_minutes, log (grade)"),
-            flag("--secret", metavar="S.toml", help='the term\'s: secret = "..." (grade, pack)'),
+            flag(
+                "--secret", metavar="S.toml", help='the term\'s file: secret = "..." (grade, pack)'
+            ),
             flag("--jobs", type=count, default=1, metavar="N", help="hand-ins at once (1)"),
             flag(
                 "--again",

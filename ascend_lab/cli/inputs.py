@@ -69,7 +69,9 @@ def _ready(graph: Graph) -> Network:
 def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of "x:1,3,224,224;y:1,10"; -1 may stand first, for the batch."""
     entries = [entry.strip() for entry in text.split(";") if entry.strip()]
-    entries = [text] if text and not entries else entries
+    if text and not entries:
+        # "; ;" names nothing: it is passed on to be refused, not ignored
+        entries = [text]
     return common.shapes_in(entries, "--input_shape NAME:sizes;...", 'e.g. "x:1,3,224,224"')
 
 
@@ -93,10 +95,10 @@ def _model(model: str, shapes: Shapes, batches: Sequence[int]) -> Source:
 
 
 def _load(model: str, shapes: Shapes, batch: int | None) -> Graph:
-    return common.import_with(model, None, sized(shapes, batch, "batch"), batch).graph
+    return common.import_with(model, None, with_batch(shapes, batch, "batch"), batch).graph
 
 
-def sized(shapes: Shapes, batch: int | None, meaning: str) -> dict[str, tuple[int, ...]]:
+def with_batch(shapes: Shapes, batch: int | None, meaning: str) -> dict[str, tuple[int, ...]]:
     """Return shapes with the batch in place of -1; raise `InputError` without a batch.
 
     `meaning` is what -1 stands for in the message.
@@ -109,7 +111,7 @@ def sized(shapes: Shapes, batch: int | None, meaning: str) -> dict[str, tuple[in
     }
 
 
-def wanted_of(
+def operator_filter(
     file: Path, graph: Graph, chip: Chip, dtype: str
 ) -> tuple[Callable[[Tunable], bool], str]:
     """Return a test for the operators of a --tune_ops_file, and a warning if the graph has none.
@@ -118,50 +120,54 @@ def wanted_of(
     """
     from ascend_lab.compiler import compile_graph
 
-    # A kernel may hold several nodes, and equal kernels are tuned once for all of them: a name
-    # counts if it belongs to any of these nodes.
-    names, types = _listed(file)
+    # A piece is what one kernel computes. It may hold several nodes, and equal pieces are tuned
+    # once for all of them: a name counts if it belongs to any of these nodes.
+    listed_names, listed_types = _names_and_types(file)
     names_by_piece: dict[str, set[str]] = {}
-    kinds = set()
+    model_types = set()
     for task in compile_graph(graph, chip, dtype=dtype).tasks:
         names_of_piece = names_by_piece.setdefault(task.piece.key, set())
         names_of_piece |= {task.name, *task.nodes, *task.piece.names.values()}
         if task.lowered is not None:
-            kinds |= set(task.op.split("+"))
+            model_types |= set(task.op.split("+"))
 
     def is_listed(operator: Tunable) -> bool:
         """Tell whether the file names the operator or one of its nodes, or its type."""
         # "conv2d+relu" is a fused kernel of two types
-        own_names = names_by_piece.get(operator.piece.key, set()) | {operator.name}
-        own_types = {_word(kind) for kind in operator.op.split("+")}
-        return bool(own_types & types or own_names & names)
+        operator_names = names_by_piece.get(operator.piece.key, set()) | {operator.name}
+        operator_types = {_normalised(operator_type) for operator_type in operator.op.split("+")}
+        return bool(operator_types & listed_types or operator_names & listed_names)
 
     all_names = set[str]().union(*names_by_piece.values())
     # Without the warning a misspelt name would silently tune nothing.
-    missing = [*sorted(names - all_names), *sorted(types - set(map(_word, kinds)))]
+    missing = [
+        *sorted(listed_names - all_names),
+        *sorted(listed_types - set(map(_normalised, model_types))),
+    ]
     warning = f"{file}: not in this model: {', '.join(missing)}" if missing else ""
     if missing:
-        warning += f" (its types: {', '.join(sorted(kinds))})"
+        warning += f" (its types: {', '.join(sorted(model_types))})"
     return is_listed, warning
 
 
-def _listed(file: Path) -> tuple[set[str], set[str]]:
+def _names_and_types(file: Path) -> tuple[set[str], set[str]]:
     """Return the names and the types that a --tune_ops_file lists."""
     data = read_json(file, "--tune_ops_file")
     keys = ("tune_ops_name", "tune_ops_type")
-    good = isinstance(data, dict) and bool(data) and not set(data) - set(keys)
-    lists = [data.get(key, []) for key in keys] if good else []
-    if not good or not all(
-        isinstance(x, list) and all(isinstance(w, str) for w in x) for x in lists
-    ):
-        needed = f"{file}: an object with lists of words {keys[0]} and {keys[1]}"
-        raise InputError(needed, str(data)[:80], '{"tune_ops_type": ["conv2d"]}')
-    return set(lists[0]), {_word(name) for name in lists[1]}
+    needed = f"{file}: an object with lists of words {keys[0]} and {keys[1]}"
+    fault = InputError(needed, str(data)[:80], '{"tune_ops_type": ["conv2d"]}')
+    if not isinstance(data, dict) or not data or set(data) - set(keys):
+        raise fault
+    names, types = (data.get(key, []) for key in keys)
+    for words in (names, types):
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise fault
+    return set(names), {_normalised(name) for name in types}
 
 
-def _word(kind: str) -> str:
+def _normalised(operator_type: str) -> str:
     """Return an operator's type without case and underscores: Conv2D is conv2d."""
-    return kind.lower().replace("_", "")
+    return operator_type.lower().replace("_", "")
 
 
 # -- single operators, from a JSON description ----------------------------------------------------
@@ -217,7 +223,7 @@ def _graph(row: Any, where: str) -> Graph:
     inputs = zip(description.shapes, description.dtypes, strict=True)
     for i, (shape, dtype) in enumerate(inputs):
         if i in description.constants:
-            # Integer inputs may be indices: 1 is one of any table with two rows.
+            # Integer inputs may be indices: 1 is a valid index of every table with two rows.
             data = Fill(1) if "int" in dtype else Seeded(i, 0.1)
             values.append(builder.constant(data, TensorType(shape, dtype), f"x{i}"))
         else:
@@ -241,7 +247,9 @@ def _described(row: Any, where: str) -> _Description:
         raise InputError(f"{where}: keys among {', '.join(keys)}", ", ".join(unknown), EXAMPLE)
     plain = {key.replace("_", ""): key for key in ops.OPERATORS}  # MatMul is matmul
     # Our names are tried without underscores; the library looks up those of ONNX and CANN.
-    op = plain.get(row["op"].lower().replace("_", "")) or ops.get(row["op"]).name
+    op = plain.get(_normalised(row["op"]))
+    if op is None:
+        op = ops.get(row["op"]).name
     try:
         if "input_desc" in row:
             stated_shapes = [tensor["shape"] for tensor in row["input_desc"]]
@@ -251,7 +259,7 @@ def _described(row: Any, where: str) -> _Description:
             stated_shapes = list(row["shapes"])
             attributes = row.get("attrs", {})
             types = list(row.get("dtypes", ["fp16"] * len(stated_shapes)))
-        attrs = {str(key): _plain(value) for key, value in attributes.items()}
+        attrs = {str(key): _tuples_for_lists(value) for key, value in attributes.items()}
         shapes = [tuple(_size(n) for n in shape) for shape in stated_shapes]
         dtypes = [ALIASES.get(str(t), str(t)) for t in types]
         default = range(1, len(shapes)) if op in CONVOLUTIONS else ()
@@ -269,9 +277,9 @@ def _described(row: Any, where: str) -> _Description:
     return _Description(op, shapes, dtypes, attrs, constants)
 
 
-def _plain(value: Any) -> Any:
+def _tuples_for_lists(value: Any) -> Any:
     """Return an attribute with tuples in place of JSON's lists, which operators do not take."""
-    return tuple(_plain(v) for v in value) if isinstance(value, list) else value
+    return tuple(_tuples_for_lists(v) for v in value) if isinstance(value, list) else value
 
 
 def _size(value: Any, minimum: int = 1) -> int:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab import errors, output
 from ascend_lab.cli import aoe_bank, aoe_words as flags, common
-from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
+from ascend_lab.cli.inputs import Network, Source, operator_filter, sources_of
 from ascend_lab.cli.printing import show
 from ascend_lab.machine.chip import PRESETS, Chip
 
@@ -131,7 +131,7 @@ class _Run:
         _print_once(self.head)
         if self.arguments.tune_ops_file:
             file = Path(self.arguments.tune_ops_file)
-            is_listed, warning = wanted_of(file, graph, self.chip, self.dtype)
+            is_listed, warning = operator_filter(file, graph, self.chip, self.dtype)
             self.warn_once(warning)
         else:
             is_listed = None

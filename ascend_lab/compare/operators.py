@@ -23,18 +23,21 @@ if TYPE_CHECKING:
     from ascend_lab.machine.sim import KernelTimeline
     from ascend_lab.operators.kernels import GemmSchedule
 
-HALVES_IN_FP32 = ("gelu", "sigmoid")
+FP16_IN_FP32 = ("gelu", "sigmoid")
 """Operators that compute fp16 inputs in fp16 here, but in fp32 in the measured kernels.
 
 On bf16 inputs our kernels do the same work as the measured ones on fp16: as many bytes, a cast to
 fp32 and one back. Source: CANN toolkit, TBE operators Gelu and Sigmoid on the 910B, whose default
 is high precision.
 """
-TILED = "matmul"
+PUBLISHED_TILING = "matmul"
 """The operator for which our kernel may use the library's tiling, which is published.
 
 Other operators are timed with a kernel written as the library's (see `row_kernels`), or with ours.
 """
+
+READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
+"""Operators that a graph may compile away, so that its bound is 0; alone they read all inputs."""
 
 
 def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
@@ -51,33 +54,45 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     if settings.cores is not None:
         used_chip = replace(chip, core_count=settings.cores)
     dtypes = _dtypes(call, settings.attributes)
-    if call.operator in HALVES_IN_FP32 and dtypes[0] == "fp16" and "bf16" in used_chip.cube:
+    if call.operator in FP16_IN_FP32 and dtypes[0] == "fp16" and "bf16" in used_chip.cube:
         dtypes = ("bf16",) * len(dtypes)
         settings.marks.append("halves computed in fp32 as measured: timed as bf16")
     tiling = None
-    if like and call.operator == TILED:
+    if like and call.operator == PUBLISHED_TILING:
         from ascend_lab.compiler.like_cann import tiling_of_operator
 
         tiling = tiling_of_operator(call.shapes, dtypes, used_chip, settings.attributes)
-    # a profiler's task begins on the device, a wall-clock time with the host's call
     timeline = _timeline(call, used_chip, dtypes, settings.attributes, tiling)
+    # a profiler's task begins on the device, a wall-clock time with the host's call
     timeline = replace(timeline, start="queued" if call.timing == "kernel" else "cold")
-    extra_s = 0.0  # seconds of other work that was measured together with the kernel
-    if operator.name == attention.FLASH and attention.is_causal(call):
-        settings.marks.append(attention.SKIPPED)
-    if attention.is_library(call):
-        settings.marks.append(attention.LIBRARY)
-        extra_s = attention.tiling_read_s(used_chip)
-    if call.conversions and operator.has("convolution"):
-        shapes = (*call.shapes[:2], *operator.infer(*call.shapes, **settings.attributes))
-        extra_s = conversions_s(shapes, dtypes[0], call.conversions, used_chip)
-        settings.marks.append(conversions_mark(call.conversions, dtypes[0]))
+    extra_s, extra_marks = _extra_work(call, used_chip, dtypes, settings.attributes)
+    marks = [*settings.marks, *extra_marks]
     bound_s = _bound_s(call, at_peak(used_chip), dtypes, settings.attributes)
     if call.l2 == "unknown":
-        settings.marks.append("l2 unknown: timed cold")
+        marks.append("l2 unknown: timed cold")
     model_s = timeline.time_s + extra_s
-    limit = _limit_of(timeline)
-    return Estimate(model_s, bound_s, limit, _busy_of(timeline), tuple(settings.marks))
+    return Estimate(model_s, bound_s, _limit_of(timeline), _busy_of(timeline), tuple(marks))
+
+
+def _extra_work(
+    call: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[str, Any]
+) -> tuple[float, list[str]]:
+    """Return the seconds of work that was measured together with the kernel, and remarks on it."""
+    from ascend_lab.operators import ops
+
+    operator = ops.get(call.operator)
+    extra_s = 0.0
+    marks = []
+    if operator.name == attention.FLASH and attention.is_causal(call):
+        marks.append(attention.SKIPPED)
+    if attention.is_library(call):
+        marks.append(attention.LIBRARY)
+        extra_s = attention.tiling_read_s(chip)
+    if call.conversions and operator.has("convolution"):
+        shapes = (*call.shapes[:2], *operator.infer(*call.shapes, **attributes))
+        extra_s = conversions_s(shapes, dtypes[0], call.conversions, chip)
+        marks.append(conversions_mark(call.conversions, dtypes[0]))
+    return extra_s, marks
 
 
 def as_library(work: Work, chip: Chip, ours: Estimate, like: str) -> Estimate:
@@ -87,7 +102,7 @@ def as_library(work: Work, chip: Chip, ours: Estimate, like: str) -> Estimate:
     """
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
-    if work.operator == TILED:
+    if work.operator == PUBLISHED_TILING:
         return ours
     # only kernels on rows are written in the library's structure
     kernel = row_kernel(work, chip)
@@ -147,8 +162,8 @@ def _timeline(
 ) -> KernelTimeline:
     """Return the timeline of a kernel whose operands lie in L2 if the row says so, else in memory.
 
-    An L2 that is a cache keeps what the kernel writes, up to its size. A product with a tiling from
-    outside is timed as the command `op` does it: its results cross to memory if L2 cannot hold all
+    An L2 that is a cache keeps what the kernel writes, up to its size. A product with a given
+    tiling is timed as the command `op` does it: its results cross to memory if L2 cannot hold all
     that the product touches.
     """
     from ascend_lab.machine import sim
@@ -159,20 +174,21 @@ def _timeline(
         used_chip = replace(chip, core_count=attention.busy_cores(work, chip))
     shapes = work.shapes
     formats = tuple(dtypes)
-    settings = dict(attributes)
+    used_attributes = dict(attributes)
     if work.operator == attention.FLASH and attention.is_causal(work):
-        # the measured kernel adds a mask to the scores that it does not skip
+        # the measured kernel computes all scores, also those that a causal kernel skips, and adds a
+        # mask to them
         shapes = attention.as_measured(work).shapes
         formats = (dtypes[0],) * len(shapes)
-        settings["causal"] = False
+        used_attributes["causal"] = False
     # measured loops repeat a call on the same tensors, which then lie in L2
     is_warm = work.l2 == "warm"
     if is_warm or tiling is not None:
-        call = work.operator, shapes, formats, used_chip
-        return ops.time(*call, warm_l2=is_warm, tiling=tiling, **settings)
-    kernel = ops.compile(work.operator, shapes, formats, used_chip, **settings)
+        arguments = work.operator, shapes, formats, used_chip
+        return ops.time(*arguments, warm_l2=is_warm, tiling=tiling, **used_attributes)
+    kernel = ops.compile(work.operator, shapes, formats, used_chip, **used_attributes)
     if work.operator in unaligned.PRODUCTS:
-        kernel = unaligned.with_conversions(kernel, shapes, formats, settings, used_chip)
+        kernel = unaligned.with_conversions(kernel, shapes, formats, used_attributes, used_chip)
     return sim.simulate_kernel(kernel, used_chip, sim.DeviceMemory.of(used_chip))
 
 
@@ -243,7 +259,3 @@ def _memory_s(work: Work, graph: Graph, chip: Chip, network_s: float) -> float:
         return (read + written - kept_in_l2) / rate
     is_cache = chip.l2.kind == "cache"  # then the network's bound has left these bytes out already
     return network_s if is_cache else max(0.0, network_s - kept_in_l2 / rate)
-
-
-READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
-"""Operators that a graph may compile away, so that its bound is 0; alone they read all inputs."""

@@ -14,7 +14,8 @@ STATISTICS_OPERANDS = (3, 4)
 def parameters(graph: ir.Graph) -> int:
     """Return the trainable parameters of a model of the zoo, counted as published.
 
-    Every `Seeded` constant that some node reads counts once, even if several nodes share it.
+    Every `Seeded` constant (random weights, drawn from a seed) that some node reads counts once,
+    even if several nodes share it.
     Running statistics of batch norms, masks and other constants that are not weights do not count.
     """
     names_read = {
@@ -29,20 +30,24 @@ def parameters(graph: ir.Graph) -> int:
 
 def node_macs(graph: ir.Graph, node: ir.Node) -> int:
     """Return the multiply-accumulates of one node; 0 unless it multiplies matrices or convolves."""
-    kinds = graph.in_types(node)
+    operand_types = graph.in_types(node)
     out_elements = graph.types[node.output].elements
     if node.op in ("conv2d", "depthwise_conv2d"):
-        return out_elements * math.prod(kinds[1].shape[1:])
+        return out_elements * math.prod(operand_types[1].shape[1:])
     # each output of a convolution sums Ci / groups * Kh * Kw products; each input of a transposed
     # convolution takes part in Co / groups * Kh * Kw products
     if node.op == "conv_transpose2d":
-        return kinds[0].elements * math.prod(kinds[1].shape[1:])
+        return operand_types[0].elements * math.prod(operand_types[1].shape[1:])
     if node.op in ("matmul", "batch_matmul", "gemm"):
-        return out_elements * kinds[0].shape[-2 if node.attr("trans_a") else -1]
+        return out_elements * operand_types[0].shape[-2 if node.attr("trans_a") else -1]
     if node.op == "attention":
-        (*_, d), (*_, t, _), (*_, e) = (kind.shape for kind in kinds[:3])
-        # Q K^T takes s t d products, (s, t) times V another s t e; out / e = batch heads s
-        return out_elements // e * t * (d + e)
+        # Q is (..., s, d), K is (..., t, d), V is (..., t, e), and the output is (..., s, e)
+        d = operand_types[0].shape[-1]
+        t = operand_types[1].shape[-2]
+        e = operand_types[2].shape[-1]
+        # Q K^T takes s t d products, and (s, t) times V another s t e, in each batch and head
+        query_rows = out_elements // e
+        return query_rows * t * (d + e)
     return 0
 
 
@@ -67,7 +72,7 @@ def published_macs(graph: ir.Graph) -> int:
 # -- a graph as a table ---------------------------------------------------------------------------
 HEADINGS = ("node", "operator", "writes", "weights", "MACs")
 ALIGNMENTS = "<<<>>"
-"""The side of each column at which its cells are, as Python's formats write it."""
+"""How each column is aligned: "<" at the left, ">" at the right."""
 
 
 def table(graph: ir.Graph, *, limit: int | None = None) -> str:
@@ -87,8 +92,9 @@ def table(graph: ir.Graph, *, limit: int | None = None) -> str:
     lines: list[tuple[str, ...]] = [HEADINGS]
     for texts, *counts in rows[:limit]:
         lines.append((*texts, *(f"{n:,}" if n else "" for n in counts)))
-    if len(lines) <= len(rows):
-        lines.append((f"... {len(rows) + 1 - len(lines)} more", "", "", "", ""))
+    omitted = len(rows) - len(rows[:limit])
+    if omitted:
+        lines.append((f"... {omitted} more", "", "", "", ""))
     totals = (f"{sum(row[1] for row in rows):,}", f"{sum(row[2] for row in rows):,}")
     lines.append((graph.name, f"{len(rows)} nodes", "", *totals))
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]

@@ -6,10 +6,11 @@ frozen dataclasses of the package are sent by value. A dataclass is sent once an
 by a number, so that it stays one object. Functions, generators and drafts of graphs are not sent;
 the other process gets a `StandIn`, which sends calls back.
 
-Of values that JSON lacks, "!" is the kind and "v" the contents: (1, 2) is {"!": "tuple", "v": [1,
-2]}. Further keys are "n" (number of an object), "c" (class), "t" (type of an array's elements), "s"
-(shape) and "w" (whether it can be changed).
+A value that JSON lacks is written as a table: "!" names its kind, "v" holds its contents, so that
+(1, 2) is {"!": "tuple", "v": [1, 2]}. Further keys are "n" (number of an object), "c" (class), "t"
+(type of an array's elements), "s" (shape) and "w" (whether it can be changed).
 
+Other objects of the grader are pickled (kind "trusted"), as the other process trusts them.
 Data from a hand-in is never unpickled. It can only name frozen dataclasses of the package that the
 grader has imported already, and their constructors check the values. A hand-in may call functions
 that it was given, and public methods of a draft.
@@ -22,7 +23,6 @@ import math
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +35,7 @@ STAYS = ("ascend_lab.compiler.draft:Draft", "ascend_lab.compiler.draft:GraphBuil
 """Classes whose objects stay in the grader's process, where their methods are called."""
 SPECIAL = ("__iter__", "__next__")
 """Methods with underscores that may be called: those of a generator."""
-SETS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+COLLECTIONS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 """Kinds of collections that are sent as lists."""
 Line = dict[str, Any]
 
@@ -94,11 +94,13 @@ class Wire:
     def ask(self, number: int, name: str, args: Any = None, named: Mapping[str, Any] = {}) -> Any:
         """Call a method of an object of the other process, or read an attribute if `args` is None.
 
+        Without a name the object itself is called. Number 0 stands for the functions that the other
+        process lets be called by name (see `roots`).
         Until the result arrives, calls from the other process are served.
         """
         encoded_args = None if args is None else [self.encode(value) for value in args]
-        tables = {key: self.encode(value) for key, value in named.items()}
-        self.send({"on": number, "name": name, "args": encoded_args, "named": tables})
+        encoded_named = {key: self.encode(value) for key, value in named.items()}
+        self.send({"on": number, "name": name, "args": encoded_args, "named": encoded_named})
         while "on" in (reply := self.hear()):
             self.serve(reply)
         for position, changed in reply.get("changed", {}).items():
@@ -134,6 +136,7 @@ class Wire:
         if number == 0:  # a function of the hand-in, by name
             functions = [self.roots[n] for n in name.split("|") if callable(self.roots.get(n))]
             if not functions:
+                # the second name, if there is one, is that on the book's page: it is stated first
                 raise NameError(f"no function {' or '.join(reversed(name.split('|')))}")
             return functions[0](*args, **named)
         if number not in self.callable_numbers:
@@ -152,27 +155,27 @@ class Wire:
 
     def encode(self, value: Any) -> Any:
         """Return a value as JSON; raise `TypeError` if it cannot be sent."""
-        kind = type(value)
-        if value is None or kind in (bool, int, str):
+        cls = type(value)
+        if value is None or cls in (bool, int, str):
             return value
-        if kind is float:
+        if cls is float:
             return value if math.isfinite(value) else {"!": "float", "v": repr(value)}
-        if kind is list:
+        if cls is list:
             return [self.encode(item) for item in value]
-        if kind.__name__ in SETS and kind is SETS[kind.__name__]:
-            return {"!": kind.__name__, "v": [self.encode(item) for item in value]}
+        if cls.__name__ in COLLECTIONS and cls is COLLECTIONS[cls.__name__]:
+            return {"!": cls.__name__, "v": [self.encode(item) for item in value]}
         if isinstance(value, dict | MappingProxyType):
             pairs = [[self.encode(key), self.encode(item)] for key, item in value.items()]
             return {"!": "table", "v": pairs, "w": isinstance(value, dict)}
-        if kind in (bytes, complex):
-            text = base64.b64encode(value).decode() if kind is bytes else str(value)
-            return {"!": kind.__name__, "v": text}
+        if cls in (bytes, complex):
+            text = base64.b64encode(value).decode() if cls is bytes else str(value)
+            return {"!": cls.__name__, "v": text}
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
             return {
                 "!": "array",
                 "v": base64.b64encode(value.tobytes()).decode(),
                 "t": value.dtype.str,
-                "s": value.shape if kind is np.ndarray else None,
+                "s": value.shape if cls is np.ndarray else None,
                 "w": bool(value.flags.writeable),
             }
         return self._named(value)
@@ -188,8 +191,8 @@ class Wire:
                 f.name: self.encode(getattr(value, f.name)) for f in fields(value) if f.init
             }
             return {"!": "data", "c": _name(type(value)), "v": field_values, "n": self._keep(value)}
-        is_called = callable(value) or hasattr(type(value), "__next__")
-        if (is_called and not isinstance(value, type)) or _name(type(value)) in STAYS:
+        is_callable = callable(value) or hasattr(type(value), "__next__")
+        if (is_callable and not isinstance(value, type)) or _name(type(value)) in STAYS:
             number = self._keep(value)
             self.callable_numbers.add(number)
             return {"!": "other", "n": number}
@@ -201,7 +204,8 @@ class Wire:
     def _keep(self, value: Any, number: int | None = None) -> int:
         """Remember an object under a number, by default a new one, and return the number.
 
-        The grader's numbers are positive, those of the hand-in's process negative.
+        The grader's numbers are positive, those of the hand-in's process negative. Objects of both
+        are counted here: with two known ones, the next is 3 or -3.
         """
         if number is None:
             number = (len(self.objects) + 1) * (-1 if self.is_hand_in else 1)
@@ -217,31 +221,31 @@ class Wire:
             return [self.decode(item) for item in encoded]
         if not isinstance(encoded, dict):
             return encoded
-        kind: str = encoded["!"]
+        tag: str = encoded["!"]
         content: Any = encoded.get("v")
-        if kind in SETS:
-            return SETS[kind](self.decode(item) for item in content)
-        if kind == "table":
+        if tag in COLLECTIONS:
+            return COLLECTIONS[tag](self.decode(item) for item in content)
+        if tag == "table":
             table = {self.decode(key): self.decode(item) for key, item in content}
             return table if encoded["w"] else MappingProxyType(table)
-        if kind in ("float", "complex"):
-            return {"float": float, "complex": complex}[kind](content)
-        if kind == "bytes":
+        if tag in ("float", "complex"):
+            return {"float": float, "complex": complex}[tag](content)
+        if tag == "bytes":
             return base64.b64decode(content)
-        if kind == "array":
+        if tag == "array":
             return _array(encoded)
-        if kind == "known":
+        if tag == "known":
             return self.objects[encoded["n"]]
-        if kind == "data":
+        if tag == "data":
             value = self._class(encoded["c"])(
                 **{key: self.decode(item) for key, item in content.items()}
             )
-        elif kind == "trusted" and self.is_hand_in:
+        elif tag == "trusted" and self.is_hand_in:
             value = pickle.loads(base64.b64decode(content))
-        elif kind == "other":
+        elif tag == "other":
             value = StandIn(self, encoded["n"])
         else:
-            raise ValueError(f"no kind of value: {kind}")
+            raise ValueError(f"no kind of value: {tag}")
         self._keep(value, encoded["n"])
         return value
 
@@ -250,65 +254,77 @@ class Wire:
         module, _, path = name.partition(":")
         if self.is_hand_in:
             importlib.import_module(module)
-        kind: Any = sys.modules.get(module) if module.startswith("ascend_lab.") else None
+        cls: Any = sys.modules.get(module) if module.startswith("ascend_lab.") else None
         for attribute in path.split("."):
-            kind = getattr(kind, attribute, None)
-        if not (isinstance(kind, type) and _is_sent_by_value(kind) and _name(kind) == name):
+            cls = getattr(cls, attribute, None)
+        if not (isinstance(cls, type) and _is_sent_by_value(cls) and _name(cls) == name):
             raise ValueError(f"no class whose objects travel: {name[:60]}")
-        return kind
+        return cls
 
     # -- errors ------------------------------------------------------------------------------------
 
     def _described(self, error: BaseException) -> Line:
         """Return an error as JSON: the names of its classes, its text and its place."""
-        names = [_name(kind) for kind in type(error).__mro__]
+        names = [_name(cls) for cls in type(error).__mro__]
         try:
             message = error.args[0] if len(error.args) == 1 else str(error)
             text = message if type(message) is str else str(error)
         except BaseException:
             text = ""
-        end = self.encode(error.value) if isinstance(error, StopIteration) else None
-        return {"names": names, "text": text[:400], "place": self.place(error), "end": end}
+        returned = self.encode(error.value) if isinstance(error, StopIteration) else None
+        return {"names": names, "text": text[:400], "place": self.place(error), "end": returned}
 
     def _error(self, encoded: Line) -> Exception:
         """Return an error of the other process, of the first of its classes that exists here."""
-        names = encoded["names"]
         text = str(encoded["text"])[:400]
-        class_name = str(names[0]).rpartition(":")[2]
-        error: Any = type(class_name if class_name.isidentifier() else "Error", (Exception,), {})(
-            text
-        )
-        for name in map(str, names):
-            module, _, path = name.partition(":")
-            kind = getattr(sys.modules.get(module), path, None) if path.isidentifier() else None
-            if not isinstance(kind, type) or not issubclass(kind, Exception):
-                continue
-            if issubclass(kind, AscendLabError):
-                error = kind.__new__(kind, text)
-                AscendLabError.__init__(error, text)
-            elif kind is StopIteration:
-                error = kind(self.decode(encoded["end"]))
-            elif module == "builtins" and kind is not Exception:
-                with suppress(TypeError):  # UnicodeDecodeError, for one, takes five arguments
-                    error = kind(text)
-            else:
-                continue
-            break
+        names = [str(name) for name in encoded["names"]]
+        class_name = names[0].rpartition(":")[2]
+        new_class = type(class_name if class_name.isidentifier() else "Error", (Exception,), {})
+        error: Any = new_class(text)
+        for name in names:
+            known_error = self._known_error(name, encoded, error)
+            if known_error is not None:
+                error = known_error
+                break
         error.place = str(encoded["place"])[:80]
         return error  # type: ignore[no-any-return]
 
+    def _known_error(self, name: str, encoded: Line, unknown: Exception) -> Exception | None:
+        """Return an error of the class `name`; None if it is not here or is of no use to a check.
 
-def _name(kind: type) -> str:
+        Classes of use are those of the package, StopIteration, and Python's other errors but the
+        general Exception. If a class takes more than a text, return `unknown`.
+        """
+        text = str(encoded["text"])[:400]
+        module, _, path = name.partition(":")
+        cls = getattr(sys.modules.get(module), path, None) if path.isidentifier() else None
+        if not isinstance(cls, type) or not issubclass(cls, Exception):
+            return None
+        if issubclass(cls, AscendLabError):
+            error = cls.__new__(cls, text)
+            AscendLabError.__init__(error, text)
+            return error
+        if cls is StopIteration:
+            return cls(self.decode(encoded["end"]))
+        if module != "builtins" or cls is Exception:
+            return None
+        try:
+            return cls(text)
+        except TypeError:  # UnicodeDecodeError, for one, takes five arguments
+            return unknown
+
+
+def _name(cls: type) -> str:
     """Return the name of a class, such as "ascend_lab.compiler.draft:Draft"."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _is_sent_by_value(kind: type) -> bool:
+def _is_sent_by_value(cls: type) -> bool:
     """Tell whether objects of a class are sent by value: frozen dataclasses of the package are."""
-    module = kind.__module__
+    module = cls.__module__
     # the checks hold reference answers
     is_ours = module.startswith("ascend_lab.") and not module.startswith("ascend_lab.lab.checks")
-    return is_ours and is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return is_ours and is_dataclass(cls) and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
 def _array(encoded: Line) -> Any:

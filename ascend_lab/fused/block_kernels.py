@@ -165,7 +165,7 @@ def _instruction_at_new_addresses(
     # Only copies may have more axes. A copy with a "bound" picks its row at run time, so that
     # its address is not known here.
     cut = len(regions[index].sizes) > len(original.regions[index].sizes)
-    if (cut and original.op not in ("data_copy", "fixpipe")) or original.number("bound"):
+    if (cut and original.op not in ("data_copy", "fixpipe")) or original.int_attr("bound"):
         raise UnsupportedError("copies in one plane", str(original), "convert the image")
     regions[index] = _region_at_new_addresses(regions[index], steps, ranges)
     dst = None if original.dst is None else regions.pop(0)

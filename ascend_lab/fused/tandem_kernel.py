@@ -9,14 +9,17 @@ channels needs no other core:
     fused      GM -x-> L1 -> cube -> epilogue -> UB -> L1 -> cube -> epilogue -> UB -> GM
                    all channels    pointwise       some channel blocks    depthwise
 
+The arrow "-x->" carries x, the input of the pointwise convolution.
+
 The cores divide channel blocks, images and output rows. At the border of two cores' rows a 3 x 3
 window reads a row of the other core: such rows are computed twice.
 
 A unit of work is some channel blocks in a band (a range of output rows) of an image. Each of the
 two convolutions is called a half. Tile by tile, the depthwise half of a unit alternates with the
 pointwise half of the next unit: one has more work for the cube, the other for the vector unit. So
-the planes between them have two slots in L1. Either the rows of an image stay in L1 for all channel
-blocks, or the weights of channel blocks stay for all images.
+the tensor between them has two slots in L1, each for the planes (the pixels of a channel block) of
+one unit. Either the rows of an image stay in L1 for all channel blocks, or the weights of channel
+blocks stay for all images.
 
 With means (see `means`) the kernel also computes the mean of each channel of the result, for the
 squeeze and excitation that follows.
@@ -135,19 +138,23 @@ class _TandemWriter:
         # slots hold the longest band
         plane_size = max(band.pixels for band in self.bands) * FRACTAL
         # fractals of a tile of the pointwise half, of the depthwise half
-        tiles = max(band.tile for band in self.bands), schedule.tile
+        tile_fractals = max(band.tile for band in self.bands), schedule.tile
         self.plane_elements = math.prod(shape.out_hw) // shape.mixed
-        self.mean_sums = self._new_mean_sums(max(tiles)) if tandem.means else None
+        self.mean_sums = self._new_mean_sums(max(tile_fractals)) if tandem.means else None
         self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
         self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane_elements * FRACTAL)
         planes_size = self.blocks * plane_size
         self.planes_queue = k.queue("planes", "L1", "fp16", planes_size, src="MTE3", dst="MTE1")
-        channels = (count, self.blocks)
+        block_counts = (count, self.blocks)
         # The depthwise half takes at most half of UB. The pointwise half, whose tiles are at least
         # as large, takes the rest.
         pointwise_job, depthwise_job = tandem.halves
-        self.depthwise_half = Half(k, depthwise_job, channels, tiles[1], self.y.elements, 2)
-        self.pointwise_half = Half(k, pointwise_job, channels, tiles[0], self.y.elements, 1)
+        self.depthwise_half = Half(
+            k, depthwise_job, block_counts, tile_fractals[1], self.y.elements, 2
+        )
+        self.pointwise_half = Half(
+            k, pointwise_job, block_counts, tile_fractals[0], self.y.elements, 1
+        )
         self._allocate_weights(chip)
         # if there is room, a second slot for rows of x, so that the next rows are loaded early
         two_slots_bytes = 2 * c1 * plane_size * DTYPE_BYTES["fp16"]
@@ -155,12 +162,14 @@ class _TandemWriter:
         self.rows_queue = k.queue(
             "x_l1", "L1", "fp16", c1 * plane_size, src="MTE2", dst="MTE1", depth=slots
         )
-        self._allocate_l0(chip, tiles)
+        self._allocate_l0(chip, tile_fractals)
 
-    def _new_mean_sums(self, tile: int) -> channel_means.Means:
-        """Allocate what the means of channels need; `tile` is the most fractals of a tile."""
+    def _new_mean_sums(self, tile_fractals: int) -> channel_means.Means:
+        """Allocate what the means of channels need; the largest tile has `tile_fractals`."""
         units = self.share.channels[0] // self.blocks * self.share.images[0]
-        return channel_means.Means(self.k, self.tandem, self.bands, units, self.blocks, tile)
+        return channel_means.Means(
+            self.k, self.tandem, self.bands, units, self.blocks, tile_fractals
+        )
 
     def _allocate_weights(self, chip: Chip) -> None:
         """Allocate weights in L1, a queue that both halves use, and in L0B, a queue for each."""
@@ -173,7 +182,7 @@ class _TandemWriter:
             name = f"{half.prefix}w_l0"
             half.weights_l0b = k.queue(name, "L0B", "fp16", size, src="MTE1", dst="M", depth=slots)
 
-    def _allocate_l0(self, chip: Chip, tiles: tuple[int, int]) -> None:
+    def _allocate_l0(self, chip: Chip, tile_fractals: tuple[int, int]) -> None:
         """Allocate L0A, with the ones by which a bias is multiplied, and L0C."""
         k = self.k
         halves = (self.pointwise_half, self.depthwise_half)
@@ -182,17 +191,20 @@ class _TandemWriter:
         shares_ones = self.mean_sums and self.tandem.depth.mixed == 1
         self.ones = self.mean_sums.image_rows_l0 if self.mean_sums and shares_ones else None
         if cube_adds_bias and not self.ones:
-            self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tiles) * AREA)
+            self.ones = k.buffer("ones_l0", "L0A", "fp16", max(tile_fractals) * AREA)
         # two slots; a slot needs no more than a tile in the full depth of its sum
         slot_bytes = (chip.buffers["L0A"] - k.used_bytes("L0A")) // 2
         free_fractals = slot_bytes // FRACTAL_BYTES
-        full_depths = [t * half.sum_depth for t, half in zip(tiles, halves, strict=True)]
-        slot_fractals = max(*tiles, *(min(full_depth, free_fractals) for full_depth in full_depths))
+        full_depths = [t * half.sum_depth for t, half in zip(tile_fractals, halves, strict=True)]
+        slot_fractals = max(
+            *tile_fractals, *(min(full_depth, free_fractals) for full_depth in full_depths)
+        )
         self.l0a_queue = k.queue("x_l0", "L0A", "fp16", slot_fractals * AREA, src="MTE1", dst="M")
         # two slots of sums for each half, so that neither waits for the other's drain
-        four_slots_bytes = 4 * AREA * DTYPE_BYTES[SUMS] * max(tiles) * self.blocks
+        four_slots_bytes = 4 * AREA * DTYPE_BYTES[SUMS] * max(tile_fractals) * self.blocks
+        # with 0, `sum_queue` decides
         slots = 4 if four_slots_bytes <= chip.buffers["L0C"] - k.used_bytes("L0C") else 0
-        self.sums_queue = sum_queue(k, "sums", SUMS, max(tiles), self.blocks, slots)
+        self.sums_queue = sum_queue(k, "sums", SUMS, max(tile_fractals), self.blocks, slots)
 
     def _weight_slots(self, chip: Chip) -> tuple[int, int]:
         """Return the slots in L0B for weights of each half: two if room and event ids suffice."""
@@ -216,10 +228,14 @@ class _TandemWriter:
         core_block = k.param("channel", c_count) * c_pitch
         first_image = k.param("batch", n_count) * n_pitch
         self._load_bias(core_block)
-        blocks = (core_block, channel_blocks)
+        core_blocks = (core_block, channel_blocks)
         with (
-            held_channels(self.pointwise_half.finish, blocks, Affine(), None) as point_channels,
-            held_channels(self.depthwise_half.finish, blocks, Affine(), None) as depth_channels,
+            held_channels(
+                self.pointwise_half.finish, core_blocks, Affine(), None
+            ) as point_channels,
+            held_channels(
+                self.depthwise_half.finish, core_blocks, Affine(), None
+            ) as depth_channels,
         ):
             channels = (point_channels, depth_channels)
             if self.mean_sums:
@@ -262,13 +278,14 @@ class _TandemWriter:
     def take_turns(self, pointwise_unit: _Unit | None, depthwise_unit: _Unit | None) -> None:
         """Alternate tiles of the pointwise half of one unit and of the depthwise half of another.
 
-        One of them has more work for the cube, the other for the vector unit.
+        One of them has more work for the cube, the other for the vector unit. Three tiles of each
+        (p: pointwise, d: depthwise), with the points at which a half takes and gives back buffers:
+
+            open p, p0, open d, d0, p1, d1, p2, close p, d2, close d
         """
         any_unit = pointwise_unit or depthwise_unit
         depthwise_tile = None
         assert any_unit is not None
-        # The pointwise half opens first and closes at the last tile; the depthwise half opens after
-        # the first pointwise tile and closes at the end.
         with ExitStack() as depthwise_stack, ExitStack() as pointwise_stack:
             pointwise_tile = (
                 pointwise_stack.enter_context(self._pointwise(pointwise_unit))
@@ -279,8 +296,7 @@ class _TandemWriter:
                 if pointwise_tile and pair.has_pointwise:
                     pointwise_tile(pair)
                 if pair.is_last:
-                    # all planes of this unit are in L1: its depthwise half may start in the next
-                    # turn
+                    # all planes of this unit are in L1: the next call may start its depthwise half
                     pointwise_stack.close()
                 # only now: the last tiles of the depthwise unit's planes have arrived in L1 by then
                 if depthwise_unit and not depthwise_tile:
@@ -299,25 +315,22 @@ class _TandemWriter:
         ends; and all those from the first pointwise tile on that is not full.
         """
         shape = band.depth
-        tile = self.schedule.tile
         tile_pixels = band.tile * FRACTAL
+        full_tiles = band.pixels // tile_pixels
+        all_tiles = ceil_div(band.pixels, tile_pixels)
         first_tile = 0
-        count = conv_windows.tiles_per_image(shape, tile)
-        for run in conv_windows.runs_of(shape, tile, 0, count):
+        count = conv_windows.tiles_per_image(shape, self.schedule.tile)
+        for run in conv_windows.runs_of(shape, self.schedule.tile, 0, count):
             period = len(run.tiles)
-            full_tiles = band.pixels // tile_pixels
-            all_tiles = ceil_div(band.pixels, tile_pixels)
             # Passes of the run with full pointwise tiles only, and with any pointwise tile: with 10
             # pointwise tiles, 7 of them full, in a run of period 2 from tile 0 on they are 3 and 5.
             full_passes = min(max(full_tiles - first_tile, 0) // period, run.count)
             passes = min(max(all_tiles + period - 1 - first_tile, 0) // period, run.count)
-            # the pass with the last tile of the band is not in a loop
-            holds_last_tile = first_tile + run.count * period == count
-            end_looped = run.count - 1 if holds_last_tile else run.count
-            # each of these passes stands alone
-            partial_passes = range(full_passes, passes + 1)
-            cuts = {0, int(first_tile == 0), *partial_passes, end_looped, run.count}
-            for low, high in pairwise(sorted(cuts)):
+            is_first_run = first_tile == 0
+            is_last_run = first_tile + run.count * period == count
+            # passes with a pointwise tile that is not full stand alone
+            pointwise_cuts = range(full_passes, passes + 1)
+            for low, high in _loops(run.count, is_first_run, is_last_run, pointwise_cuts):
                 with repeat(self.k, "run", high - low) as pass_index:
                     for i, (pixel, (window,)) in enumerate(run.tiles):
                         pass_number = pass_index + low
@@ -348,7 +361,7 @@ class _TandemWriter:
         planes = self.planes_queue.alloc()
         with self._rows(unit) as x, self._operands(half, unit) as (weights, channels):
 
-            def tile(pair: _TilePair) -> None:
+            def write_tile(pair: _TilePair) -> None:
                 pixel = pair.number * tile_pixels
                 # in a loop all tiles are full (see `_tiles`); the last one may be shorter
                 size = tile_pixels
@@ -375,7 +388,7 @@ class _TandemWriter:
                 )
                 drain(half.finish, self.sums_queue, ((planes, area),), first_block, channels)
 
-            yield tile
+            yield write_tile
         self.planes_queue.enqueue()
 
     @contextmanager
@@ -399,7 +412,7 @@ class _TandemWriter:
         mean_slot = self.mean_sums.slot(math.prod(shape.out_hw)) if self.mean_sums else None
         with self._operands(half, unit) as (weights, channels):
 
-            def tile(pair: _TilePair) -> None:
+            def write_tile(pair: _TilePair) -> None:
                 window = pair.window
                 sizes = (1, window.rows.count, shape.w, FRACTAL)
                 start = (pair.input_row_shift + window.rows.first) * line
@@ -415,7 +428,7 @@ class _TandemWriter:
                     places += ((mean_slot, self.mean_sums.place(area, pixel)),)
                 drain(half.finish, self.sums_queue, places, first_block, channels)
 
-            yield tile
+            yield write_tile
         self.planes_queue.free()
         if self.mean_sums:
             self.mean_sums.results.enqueue()
@@ -447,8 +460,8 @@ class _TandemWriter:
         rows = conv_windows.InputRange(band.first_seen * images, band.depth.h * images, 0, 0, 0)
         columns = conv_windows.InputRange(0, point.w, 0, 0, 0)
         window = conv_windows.Window(rows, columns, 0, 0, 0)
-        blocks = unit.image * (c1 * images), c1
-        source = conv_windows.rows_of(point, self.x, window, blocks, Affine())
+        block_range = unit.image * (c1 * images), c1
+        source = conv_windows.rows_of(point, self.x, window, block_range, Affine())
         self.k.copy(self.rows_queue.alloc().region(0, source.sizes), source)
         self.rows_queue.enqueue()
         return self.rows_queue.dequeue()
@@ -477,6 +490,23 @@ class _TandemWriter:
         return half.weights_l0b.dequeue()
 
 
+def _loops(
+    passes: int, is_first_run: bool, is_last_run: bool, pointwise_cuts: range
+) -> Iterator[tuple[int, int]]:
+    """Return the ranges [low, high) of a run's passes, each of which is written as one loop.
+
+    The first pass of the first run and the last pass of the last run are loops of their own, and so
+    is each pass between two neighbours of `pointwise_cuts`: with 8 passes in the only run and the
+    cuts 3, 4 and 5 the ranges start at 0, 1, 3, 4, 5 and 7.
+    """
+    cuts = {0, passes, *pointwise_cuts}
+    if is_first_run:
+        cuts.add(1)
+    if is_last_run:
+        cuts.add(passes - 1)
+    return pairwise(sorted(cuts))
+
+
 def _slots_later(tile: Tile | None, slots: int) -> Tile | None:
     """Return the tile that is `slots` slots later in its queue; None for None."""
     return tile and replace(tile, slot=tile.slot + slots)
@@ -489,8 +519,7 @@ class _Pipeline:
 
         p00 | p01 d00 | p02 d01 | p10 d02 | p11 d10 | p12 d11 | d12
 
-    The outer loop is over what stays in L1 or L0B: rows of an image, or weights of a group. A
-    method's `out` is the number of its turn.
+    The outer loop is over what stays in L1 or L0B: rows of an image, or weights of a group.
     """
 
     def __init__(self, writer: _TandemWriter, first_unit: _Unit, images: int) -> None:
@@ -509,48 +538,60 @@ class _Pipeline:
         pointwise = self._load(writer.pointwise_half, start)
         writer.take_turns(self._unit(start, start, pointwise), None)
         depthwise = self._load(writer.depthwise_half, start)
-        for out, _ in segments(writer.k, "next", self.outer - 1, 1):
-            self._inner_units(out, pointwise, depthwise)
-            pointwise = self._load(writer.pointwise_half, out + 1)
-            self._last_unit(out, self._unit(out + 1, start, pointwise), depthwise)
-            depthwise = self._load(writer.depthwise_half, out + 1)
-        # After the loop the queue slots are those of its last turn, `outer` - 2 slots after those
+        for outer_index, _ in segments(writer.k, "next", self.outer - 1, 1):
+            self._inner_units(outer_index, pointwise, depthwise)
+            pointwise = self._load(writer.pointwise_half, outer_index + 1)
+            self._last_unit(outer_index, self._unit(outer_index + 1, start, pointwise), depthwise)
+            depthwise = self._load(writer.depthwise_half, outer_index + 1)
+        self._last_pass(pointwise, depthwise)
+
+    def _last_pass(self, pointwise: Tile | None, depthwise: Tile | None) -> None:
+        """Write the last pass of the outer loop, with what the loop loaded for it."""
+        # After the loop the queue slots are those of its last pass, `outer` - 2 slots after those
         # of the first.
         later_slots = max(0, self.outer - 2)
-        last_out = Affine(self.outer - 1)
+        last_index = Affine(self.outer - 1)
         last_depthwise = _slots_later(depthwise, later_slots)
-        self._inner_units(last_out, _slots_later(pointwise, later_slots), last_depthwise)
-        self._last_unit(last_out, None, last_depthwise)
+        self._inner_units(last_index, _slots_later(pointwise, later_slots), last_depthwise)
+        self._last_unit(last_index, None, last_depthwise)
 
-    def _unit(self, out: Affine, i: Affine, resident: Tile | None = None) -> _Unit:
+    def _unit(self, outer_index: Affine, i: Affine, resident: Tile | None = None) -> _Unit:
         """Return unit `i` of the inner loop, with what stays for it."""
         first = self.first_unit
-        image, group = (out, i) if self.rows_stay else (i, out)
+        image, group = (outer_index, i) if self.rows_stay else (i, outer_index)
         unit = replace(
             first,
             image=first.image + image,
             block=group * self.writer.blocks,
-            number=first.number + out * self.inner + i,
+            number=first.number + outer_index * self.inner + i,
         )
         return replace(unit, x=resident) if self.rows_stay else replace(unit, weights_l0b=resident)
 
-    def _load(self, half: Half, out: Affine) -> Tile | None:
+    def _load(self, half: Half, outer_index: Affine) -> Tile | None:
         """Load what stays for one half; rows are read by the pointwise half alone."""
-        unit = self._unit(out, Affine())
+        unit = self._unit(outer_index, Affine())
         if not self.rows_stay:
             return self.writer.load_weights(unit, half)
         return None if half.is_depthwise else self.writer.load_rows(unit)
 
-    def _inner_units(self, out: Affine, pointwise: Tile | None, depthwise: Tile | None) -> None:
-        """Write all turns but the last, after which the pointwise half needs no more of its own."""
+    def _inner_units(
+        self, outer_index: Affine, pointwise: Tile | None, depthwise: Tile | None
+    ) -> None:
+        """Write a pass but its last unit; the pointwise half then needs no more of what stays."""
         writer = self.writer
         for i, _ in segments(writer.k, "unit", self.inner - 1, 1):
-            writer.take_turns(self._unit(out, i + 1, pointwise), self._unit(out, i, depthwise))
+            writer.take_turns(
+                self._unit(outer_index, i + 1, pointwise), self._unit(outer_index, i, depthwise)
+            )
         queue = writer.rows_queue if self.rows_stay else writer.pointwise_half.weights_l0b
         queue.free()
 
-    def _last_unit(self, out: Affine, following: _Unit | None, depthwise: Tile | None) -> None:
-        """Write the last depthwise half of a turn, with the first pointwise half of the next."""
-        self.writer.take_turns(following, self._unit(out, Affine(self.inner - 1), depthwise))
+    def _last_unit(
+        self, outer_index: Affine, following: _Unit | None, depthwise: Tile | None
+    ) -> None:
+        """Write the last depthwise half of a pass, with the first pointwise half of the next."""
+        self.writer.take_turns(
+            following, self._unit(outer_index, Affine(self.inner - 1), depthwise)
+        )
         if not self.rows_stay:
             self.writer.depthwise_half.weights_l0b.free()

@@ -11,7 +11,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -148,7 +148,7 @@ The first of these is the layout in which it was written.
 """
 
 
-def block(channels: int = 64, size: int = 56) -> Graph:
+def residual_block(channels: int = 64, size: int = 56) -> Graph:
     """Return a block of ResNet-18 without batch norms, with input and output in the layout ND."""
     net = GraphBuilder("block")
     x = net.input("x", (1, channels, size, size))
@@ -158,7 +158,7 @@ def block(channels: int = 64, size: int = 56) -> Graph:
     return net.build()
 
 
-def heads(channels: int = 64, size: int = 32, count: int = 3) -> Graph:
+def heads_graph(channels: int = 64, size: int = 32, count: int = 3) -> Graph:
     """Return two convolutions, and up to four functions of their result that a user reads."""
     net = GraphBuilder("heads")
     x = net.input("x", (1, 3, size, size))
@@ -169,24 +169,28 @@ def heads(channels: int = 64, size: int = 32, count: int = 3) -> Graph:
     return net.build()
 
 
-def sampler() -> Graph:
+def sampler_step() -> Graph:
     """Return a step of a diffusion sampler: a sum of the image, a network's output, and noise."""
     net = GraphBuilder("sampler")
     x, noise = (net.input(name, (1, 4, 64, 64)) for name in ("x", "noise"))
     h = net.relu(net.conv2d(x, net.weight((64, 4, 3, 3)), pad=1))
     h = net.relu(net.conv2d(h, net.weight((64, 64, 3, 3)), pad=1))
-    network_output = net.conv2d(h, net.weight((4, 64, 3, 3)), pad=1, name="said")
+    network_output = net.conv2d(h, net.weight((4, 64, 3, 3)), pad=1, name="network")
     step = net.add(net.muls(x, number=1.01), net.muls(network_output, number=-0.2), name="step")
     net.output(net.add(step, net.muls(noise, number=0.1), name="y"))
     return net.build()
 
 
-BUILDERS: Mapping[str, Callable[[], Graph]] = {"block": block, "heads": heads, "sampler": sampler}
+BUILDERS: Mapping[str, Callable[[], Graph]] = {
+    "block": residual_block,
+    "heads": heads_graph,
+    "sampler": sampler_step,
+}
 
 
 @cache
 def prepared(name: str) -> Graph:
-    """Return a graph of this chapter or of the zoo in fp16, as layouts are assigned to it."""
+    """Return a graph of `BUILDERS` or of the zoo in fp16, as layouts are assigned to it."""
     graph = BUILDERS[name]() if name in BUILDERS else build(name)
     rewritten, _ = DEFAULT_ROAD.rewrite(graph)
     return DEFAULT_ROAD.prepare(rewritten, load_chip(CHIP))
@@ -286,36 +290,53 @@ def fewest_bytes(graph: Graph, allowed: Options) -> int:
     last_reader = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
     last_reader |= dict.fromkeys(graph.outputs, len(graph.nodes))
 
-    def read(forms: dict[str, tuple[str, ...]], name: str, layout: str) -> int:
-        """Return the bytes of a conversion that a read needs, and add its result to `forms`."""
-        if name in graph.constants or layout in forms[name]:
-            return 0
-        written_layout, *converted_layouts = forms[name]
-        forms[name] = (written_layout, *sorted((*converted_layouts, layout)))
-        return size_bytes(graph, name, written_layout) + size_bytes(graph, name, layout)
-
-    states: dict[Forms, int] = {tuple((name, ("ND",)) for name in graph.inputs): 0}
+    start = tuple((name, ("ND",)) for name in graph.inputs)
+    states: dict[Forms, int] = {start: 0}
     for i, node in enumerate(graph.nodes):
-        next_states: dict[Forms, int] = {}
-        for state, cost_before in states.items():
-            for reads, writes in allowed[node.name]:
-                forms = dict(state)
-                pairs = zip(node.inputs, reads, strict=True)
-                cost = cost_before + sum(read(forms, name, layout) for name, layout in pairs)
-                forms |= dict.fromkeys(node.outputs, (writes,))
-                still_read = {
-                    name: layouts
-                    for name, layouts in forms.items()
-                    if last_reader.get(name, -1) > i
-                }
-                key = tuple(sorted(still_read.items()))
-                next_states[key] = min(cost, next_states.get(key, cost))
-        states = next_states
-    final_states = ((dict(state), cost) for state, cost in states.items())
+        live_tensors = {name for name, last in last_reader.items() if last > i}
+        states = _next_states(graph, node, allowed[node.name], states, live_tensors)
     outputs = [name for name in graph.outputs if name not in graph.constants]
-    return min(
-        cost + sum(read(forms, name, "ND") for name in outputs) for forms, cost in final_states
-    )
+    costs = []
+    for state, cost_so_far in states.items():
+        forms = dict(state)
+        cost = cost_so_far
+        for name in outputs:
+            cost += _convert_for_read(graph, forms, name, "ND")
+        costs.append(cost)
+    return min(costs)
+
+
+def _next_states(
+    graph: Graph,
+    node: Node,
+    node_options: Sequence[Option],
+    states: Mapping[Forms, int],
+    live_tensors: Container[str],
+) -> dict[Forms, int]:
+    """Return the states after a node and their lowest costs; only live tensors are read later."""
+    next_states: dict[Forms, int] = {}
+    for state, cost_before in states.items():
+        for reads, writes in node_options:
+            forms = dict(state)
+            cost = cost_before
+            for name, layout in zip(node.inputs, reads, strict=True):
+                cost += _convert_for_read(graph, forms, name, layout)
+            forms |= dict.fromkeys(node.outputs, (writes,))
+            live_forms = [(name, forms[name]) for name in sorted(forms) if name in live_tensors]
+            key = tuple(live_forms)
+            next_states[key] = min(cost, next_states.get(key, cost))
+    return next_states
+
+
+def _convert_for_read(
+    graph: Graph, forms: dict[str, tuple[str, ...]], name: str, layout: str
+) -> int:
+    """Add the layout that a read needs to `forms`; return the bytes of the conversion to it."""
+    if name in graph.constants or layout in forms[name]:
+        return 0
+    written_layout, *converted_layouts = forms[name]
+    forms[name] = (written_layout, *sorted((*converted_layouts, layout)))
+    return size_bytes(graph, name, written_layout) + size_bytes(graph, name, layout)
 
 
 def unfused_us(graph: Graph) -> dict[str, float]:
@@ -337,7 +358,7 @@ class _Exported(GraphBuilder):
     def spelled_norm(self, x: Value, name: str) -> Any:
         """Append a layer norm in nine nodes."""
         mean = self.reduce_mean(x, axis=-1, keepdims=True, name=f"{name}.mean")
-        centred = self.sub(x, mean, name=f"{name}.away")
+        centred = self.sub(x, mean, name=f"{name}.centred")
         squares = self.pow(centred, self.scalar(2.0), name=f"{name}.squares")
         variance = self.reduce_mean(squares, axis=-1, keepdims=True, name=f"{name}.variance")
         stabilised = self.add(variance, self.scalar(1e-5), name=f"{name}.eps")
@@ -357,14 +378,16 @@ class _Exported(GraphBuilder):
     def spelled_linear(self, x: Value, features: int, name: str) -> Any:
         """Append a product by weights stored transposed, and a bias."""
         stored = self.weight((features, x.shape[-1]), f"{name}.weight")
-        weight = self.transpose(stored, perm=(1, 0), name=f"{name}.turned")
-        product = self.batch_matmul(x, weight, name=f"{name}.product")
-        return self.add(self.weight((features,), f"{name}.bias"), product, name=name)
+        weight = self.transpose(stored, perm=(1, 0), name=f"{name}.transposed")
+        projected = self.batch_matmul(x, weight, name=f"{name}.product")
+        return self.add(self.weight((features,), f"{name}.bias"), projected, name=name)
 
-    def split_heads(self, x: Value, heads: int, name: str) -> Any:
-        """Append (rows, width) -> (heads, rows, depth)."""
+    def split_heads(self, x: Value, head_count: int, name: str) -> Any:
+        """Append (batch, rows, width) -> (batch, heads, rows, depth)."""
         batch, rows, width = x.shape
-        parts = self.reshape(x, shape=(batch, rows, heads, width // heads), name=f"{name}.heads")
+        parts = self.reshape(
+            x, shape=(batch, rows, head_count, width // head_count), name=f"{name}.heads"
+        )
         return self.transpose(parts, perm=(0, 2, 1, 3), name=f"{name}.first")
 
 

@@ -1,4 +1,4 @@
-"""The measured tables that come with the package beside the model: groups, worst rows, refusals."""
+"""Compares the measured tables in the package with the model: groups, worst rows, refusals."""
 
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -9,8 +9,11 @@ from ascend_lab.data import data_path
 KERNEL_TABLES = ("kernels_910b2", "gemm_910b2_warm")
 """Tables of single kernels of the vendor's library on a 910B2."""
 OTHER_TABLES = ("kernelbench_a2", "pipe_shares")
-"""Kernels on other chips of the 910B class: of a variant that is not stated, and from guides."""
-GAVE_A_NUMBER = {
+"""Kernels on other chips of the 910B class.
+
+The first table is of a variant that is not stated, the second from tuning guides.
+"""
+CALIBRATION_ROWS = {
     "cb/sigmoid/4": "rate of memory",
     "cb/sigmoid/5": "rate of memory",
     "cb/maximum/4": "rate of memory",
@@ -24,7 +27,7 @@ SHORT_S = 3e-5
 
 
 def measured(*tables: str) -> Comparison:
-    """Return the rows of some tables of the package beside the model, as one comparison."""
+    """Return the rows of some tables of the package, compared with the model as one comparison."""
     rows: list[Compared] = []
     for table in tables:
         rows.extend(compare(data_path(f"measured/{table}.csv")).rows)
@@ -44,14 +47,14 @@ def measured_networks(batches: Container[int], like: str = "") -> Comparison:
     return Comparison("networks", tuple(compare_rows(rows, like=like)))
 
 
-def worst_lines(comparison: Comparison, each: int = 2) -> list[str]:
-    """Return the `each` rows of each group that miss the most: microseconds, error, what limits."""
+def worst_lines(comparison: Comparison, per_group: int = 2) -> list[str]:
+    """Return the `per_group` rows of each group with the largest errors, with times and limits."""
     lines = [f"{'group':<17}{'row':<30}{'measured us':>12}{'model us':>10}{'error':>7}  limit"]
     for group in comparison.groups():
         timed = [
             row for row in comparison.rows if row.group == group.group and row.error is not None
         ]
-        lines += [_line(row) for row in sorted(timed, key=_miss, reverse=True)[:each]]
+        lines += [_line(row) for row in sorted(timed, key=_miss, reverse=True)[:per_group]]
     return lines
 
 
@@ -81,13 +84,18 @@ def refusal_lines(*comparisons: Comparison, most: int = 8) -> list[str]:
     return lines
 
 
-def marked(comparison: Comparison, cases: Sequence[str] = tuple(GAVE_A_NUMBER)) -> list[str]:
+def calibration_lines(
+    comparison: Comparison, cases: Sequence[str] = tuple(CALIBRATION_ROWS)
+) -> list[str]:
     """Return the rows that gave a number of a chip file, with their errors."""
     return [_line(row) for row in comparison.rows if row.case in cases]
 
 
 def shortest_lines(comparison: Comparison, most: int = 14) -> list[str]:
-    """Return the shortest measured task of each kernel, the longest first, beside the model's."""
+    """Return the shortest measured task of each kernel and the model's time, the longest first.
+
+    Kernels whose shortest task takes `SHORT_S` or more are left out.
+    """
     shortest: dict[str, Compared] = {}
     for row in comparison.rows:
         case_parts = row.case.split("/")

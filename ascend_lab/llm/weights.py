@@ -25,8 +25,12 @@ Weights = Mapping[str, Array]
 def weights_of(decoder: Decoder, seed: int = 0) -> dict[str, Array]:
     """Return the full tensors of a decoder; those of layer 1 are named "1.q", "1.ffn.down", ..."""
     hidden = decoder.hidden
-    words = (decoder.vocabulary, hidden)
-    shapes: dict[str, tuple[int, ...]] = {"embedding": words, "head": words, "norm": (hidden,)}
+    table_shape = (decoder.vocabulary, hidden)
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding": table_shape,
+        "head": table_shape,
+        "norm": (hidden,),
+    }
     for layer in range(decoder.layers):
         named = _attention_shapes(decoder) | _feed_forward_shapes(decoder, layer)
         shapes |= {f"{layer}.{name}": shape for name, shape in named.items()}
@@ -142,16 +146,21 @@ class Slices:
             if attention.bias:
                 biases = [slice_of(tensors[f"{name}.bias"], 0, *cut) for name, cut in cuts.items()]
                 slices["qkv.bias"] = np.concatenate(biases)
-            norms = ("q.norm", "k.norm") if attention.qk_norm else ()
+            shared_names = ("q.norm", "k.norm") if attention.qk_norm else ()
             out_depth = shard.heads * dim
         else:
             query_width = shard.heads * (attention.nope_dim + attention.rope_dim)
             slices["q.up"] = slice_of(tensors["q.up"], 0, query_width, rank)
             up_width = shard.heads * (attention.nope_dim + attention.value_dim)
             slices["kv.up"] = slice_of(tensors["kv.up"], 0, up_width, rank)
-            norms = ("kv.down", "kv.norm", *(("q.down", "q.norm") if attention.q_rank else ()))
+            shared_names = (
+                "kv.down",
+                "kv.norm",
+                *(("q.down", "q.norm") if attention.q_rank else ()),
+            )
             out_depth = shard.heads * attention.value_dim
-        slices |= {name: tensors[name] for name in norms}
+        # every device stores these tensors uncut
+        slices |= {name: tensors[name] for name in shared_names}
         slices["out"] = slice_of(tensors["out"], 1, out_depth, rank)
         return slices
 
@@ -188,8 +197,8 @@ class Slices:
         # 10 words on tp 4: 3 a device, so the last device gets 1 word and 2 rows of zeros.
         missing = self.shard.words * self.plan.tp - self.decoder.vocabulary
         table = np.pad(self.weights["head"], ((0, missing), (0, 0)))
-        words = slice_of(table, 0, self.shard.words, device % self.plan.tp)
-        return {"norm": self.weights["norm"], "head": words}
+        rows = slice_of(table, 0, self.shard.words, device % self.plan.tp)
+        return {"norm": self.weights["norm"], "head": rows}
 
     def _layer_tensors(self, layer: int) -> dict[str, Array]:
         """Return the full tensors of a layer, without its number in their names."""

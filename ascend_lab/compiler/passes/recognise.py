@@ -40,7 +40,7 @@ _NORMALISED = (
 LAYER_NORM = tuple(("add", ("mul", normal, "scale"), "bias") for normal in _NORMALISED)
 
 
-@rewrites("LayerNormFusionPass", "add", beside="reduce_mean", values="rounded")
+@rewrites("LayerNormFusionPass", "add", needs="reduce_mean", values="rounded")
 def layer_norm(draft: Draft, node: Node) -> bool:
     """Recognise a layer norm spelled out in nine operators."""
     bindings = match(draft, node, *LAYER_NORM)
@@ -157,7 +157,7 @@ def flat_product(draft: Draft, node: Node) -> bool:
     return draft.become(node, "reshape", [product_rows], {"shape": draft.type(node.output).shape})
 
 
-@rewrites("MatMulBiasAddFusionPass", "add", beside="matmul", values="rounded")
+@rewrites("MatMulBiasAddFusionPass", "add", needs="matmul", values="rounded")
 def product_bias(draft: Draft, node: Node) -> bool:
     """Make a product and its bias a gemm, also through a reshape that only splits the rows."""
     for value, bias in (node.inputs, node.inputs[::-1]):

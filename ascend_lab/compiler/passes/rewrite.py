@@ -28,6 +28,11 @@ Apply = Callable[[Graph], tuple[Graph, int]]
 Effect = Literal["exact", "rounded", "steps", "changed"]
 Pattern = Any
 Bindings = dict[str, Any]
+INNER_READERS = ""
+"""Key of the bindings under which the search stores which nodes of a match read each inner tensor.
+
+No name of a pattern is empty.
+"""
 RELATIVE_TOLERANCE = 1e-3
 
 
@@ -71,7 +76,8 @@ def sweep(rule: Rule, *ops: str) -> Apply:
             # an earlier match of this sweep may have removed the node, or changed its operator
             if name in draft.nodes:
                 node = draft.current(name)
-                count += (not ops or node.op in ops) and bool(rule(draft, node))
+                if (not ops or node.op in ops) and rule(draft, node):
+                    count += 1
         # the same graph object, not an equal copy, tells `run_passes` that nothing changed
         return (draft.finish(), count) if count else (graph, 0)
 
@@ -80,7 +86,12 @@ def sweep(rule: Rule, *ops: str) -> Apply:
 
 def having(apply: Apply, *ops: str) -> Apply:
     """Return a rewrite that skips graphs without any of these operators."""
-    return lambda graph: apply(graph) if any(n.op in ops for n in graph.nodes) else (graph, 0)
+
+    def apply_if_present(graph: Graph) -> tuple[Graph, int]:
+        has_operator = any(node.op in ops for node in graph.nodes)
+        return apply(graph) if has_operator else (graph, 0)
+
+    return apply_if_present
 
 
 def plugged(name: str) -> Apply:
@@ -103,16 +114,16 @@ def plugged(name: str) -> Apply:
 
 
 def rewrites(
-    name: str, *ops: str, beside: str = "", stage: str = "fuse", values: Effect = "exact"
+    name: str, *ops: str, needs: str = "", stage: str = "fuse", values: Effect = "exact"
 ) -> Callable[[Rule], Pass]:
     """Return a decorator that makes a rule the pass `name` over nodes of `ops`.
 
     The first line of the rule's docstring becomes the summary. The pass skips graphs without the
-    operator `beside`, if one is named.
+    operator `needs`, if one is named.
     """
 
     def pass_of(rule: Rule) -> Pass:
-        apply = having(sweep(rule, *ops), beside) if beside else sweep(rule, *ops)
+        apply = having(sweep(rule, *ops), needs) if needs else sweep(rule, *ops)
         return Pass(name, stage, apply, (rule.__doc__ or "").splitlines()[0], values)
 
     return pass_of
@@ -129,15 +140,15 @@ def derived(
     *sources: Constant,
     small: int = SMALL_ELEMENTS,
 ) -> Constant:
-    """Return the constant `compute(*arrays)`, computed now if all arrays are small.
+    """Return the constant `compute(*arrays)`, computed now if no array is large.
 
-    If one has more than `small` elements, it is computed when it is read.
+    If a source or the result has more than `small` elements, it is computed when it is read.
     """
 
     def data() -> Values:
-        wide = [source.array() for source in sources]
+        arrays = [source.array() for source in sources]
         with np.errstate(all="ignore"):
-            return round_to(np.asarray(compute(*wide)), kind.dtype)
+            return round_to(np.asarray(compute(*arrays)), kind.dtype)
 
     constant = Constant(kind, data)
     # the weights of a large layer take seconds to fold, and to time a network no values are needed
@@ -153,8 +164,8 @@ def match(draft: Draft, node: Node, *patterns: Pattern) -> Bindings | None:
     """
     for pattern in patterns:
         for bindings in _match_node(draft, node, pattern, {}):
-            # under the key "" the search stores which nodes of the match read each inner tensor
-            readers: Mapping[str, set[str]] = bindings.pop("", {})
+            readers: Mapping[str, set[str]] = bindings.pop(INNER_READERS, {})
+            # an inner tensor with more uses than readers in the match is read from outside
             if all(draft.uses[name] == len(reader_names) for name, reader_names in readers.items()):
                 return bindings
     return None
@@ -210,9 +221,9 @@ def _match_tensor(
     else:
         maker = draft.maker(name)
         if maker is not None and len(maker.outputs) == 1:
-            # the node inside the match that reads this tensor: see `match`
-            readers = bindings.get("", {})
-            extended = {**bindings, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
+            readers = dict(bindings.get(INNER_READERS, {}))
+            readers[name] = readers.get(name, set()) | {reader.name}
+            extended = {**bindings, INNER_READERS: readers}
             yield from _match_node(draft, maker, pattern, extended)
 
 
@@ -321,7 +332,7 @@ def run_passes(
 ) -> tuple[Graph, Report]:
     """Return the graph after the passes, repeated until none matches, and the report.
 
-    `names` lists the passes, by default those of `DEFAULT`. `rounds` limits the number of rounds.
+    `names` lists the passes, by default those of `USUAL`. `rounds` limits the number of rounds.
     Passes verify the graphs they return. Raises `InputError` for an unknown name, `GraphError` for
     passes that never settle.
     """

@@ -221,10 +221,10 @@ def _inverted_stages(
     for stage, (kernel, expansion, features, blocks, first_stride) in enumerate(rows, 1):
         for i in range(blocks):
             channels = x.shape[1]
-            # four blocks of stride 2: 2, 1, 1, 1
+            # only the first block of a stage changes the size: four blocks with stride 2 have the
+            # strides 2, 1, 1, 1
             stride = first_stride if i == 0 else 1
             name = f"stage{stage}.{i}"
-            # only the first block of a stage changes the size
             block = Inverted(
                 expanded=channels * expansion,
                 features=scale_channels(features),
@@ -253,7 +253,10 @@ def mobilenet_v1(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
 
 @image_network(scaled=True)
 def mobilenet_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
-    """Return MobileNet V2 (Sandler et al. 2018); its last layer is never narrower than 1280."""
+    """Return MobileNet V2 (Sandler et al. 2018).
+
+    A width below 1 does not make its last convolution narrower than 1280 features.
+    """
     x = net.conv_norm(x, rounded(32 * width), 3, stride=2, act="relu6", name="stem")
     x = _inverted_stages(net, x, MOBILENET_V2, lambda channels: rounded(channels * width))
     x = net.conv_norm(x, rounded(1280 * max(1.0, width)), act="relu6", name="last")
@@ -327,9 +330,11 @@ def _efficientnet(
         # B2, width 1.1: 32 * 1.1 = 35.2 becomes 32, which loses 9 %, less than a tenth.
         return rounded(channels * width, most_lost=most_lost)
 
-    x = net.conv_norm(
-        x, scaled(rows[0][2] if rows[0][3] > 1 else 32), 3, stride=2, act="silu", name="stem"
-    )
+    # The stem has 32 channels, as published. In V2 s, m and l the first row has several blocks, and
+    # the stem has as many channels as this row: 24 in V2 s.
+    (_, _, first_features, first_blocks, _) = rows[0]
+    stem_features = first_features if first_blocks > 1 else 32
+    x = net.conv_norm(x, scaled(stem_features), 3, stride=2, act="silu", name="stem")
     # a depth of 1.1 makes 2 blocks 3: rounded up, as published
     deep_rows = tuple((*row[:3], math.ceil(row[3] * depth), row[4]) for row in rows)
     x = _inverted_stages(net, x, deep_rows, scaled, "silu", True)
@@ -354,6 +359,16 @@ EFFICIENTNETS = (
 
 
 # -- MobileNet V4 ---------------------------------------------------------------------------------
+# A network is its pixels, the channels of its stem, and its stages as text, one "features: blocks"
+# for each stage; the first block of a stage has stride 2.
+#
+#     a/m/e     inverted residual: kernels of the first and the middle depthwise layer (0: none),
+#               and the expansion
+#     c3, c1    a 3 x 3 or 1 x 1 convolution
+#     f3        a fused residual of expansion 4
+#     q4/64/2   attention with 4 heads of 64 channels, which share keys and values of half the size
+#
+# The features "96-64" are 96 for the first block and 64 after c1.
 MOBILENET_V4: dict[str, tuple[int, int, str]] = {
     "conv_small": (
         224,
@@ -401,42 +416,53 @@ MOBILENET_V4: dict[str, tuple[int, int, str]] = {
         ),
     ),
 }
-"""Pixels, channels of the stem, and stages as text "features: blocks" (first block: stride 2).
-
-    a/m/e     inverted residual: kernels of the first and the middle depthwise layer (0: none), and
-              the expansion
-    c3, c1    a 3 x 3 or 1 x 1 convolution
-    f3        a fused residual of expansion 4
-    q4/64/2   attention with 4 heads of 64 channels, which share keys and values of half the size
-
-The features "96-64" are 96 for the first block and 64 after c1.
-"""
 
 
-def _universal(net: Net, x: Value, block_text: str, features: int, stride: int, name: str) -> Value:
-    """Append a universal inverted bottleneck, given as text a/m/e (see `MOBILENET_V4`)."""
+@dataclass(frozen=True, slots=True)
+class _Universal:
+    """A universal inverted bottleneck, which `MOBILENET_V4` writes as a/m/e.
+
+    3/5/4 is depthwise 3 x 3, 1 x 1 to 4 times the channels, depthwise 5 x 5 and 1 x 1 back; 0/0/2
+    has only the two 1 x 1 convolutions. Hybrid models, which have attention, scale each branch by a
+    parameter per channel.
+    """
+
+    first_kernel: int
+    middle_kernel: int
+    expansion: int
+    features: int
+    stride: int
+    is_hybrid: bool
+
+
+def _universal_of(text: str, features: int, stride: int, is_hybrid: bool) -> _Universal:
+    """Return the bottleneck of a text such as "3/5/4"."""
+    (first_kernel, middle_kernel, expansion) = (int(n) for n in text.split("/"))
+    return _Universal(first_kernel, middle_kernel, expansion, features, stride, is_hybrid)
+
+
+def _universal(net: Net, x: Value, block: _Universal, name: str) -> Value:
+    """Append a universal inverted bottleneck."""
     start = x
-    # "3/5/4": depthwise 3 x 3, 1 x 1 to 4 times the channels, depthwise 5 x 5, 1 x 1 back; "0/0/2"
-    # has only the two 1 x 1 convolutions.
-    (first_kernel, middle_kernel, expansion) = (int(n) for n in block_text.split("/"))
     channels = x.shape[1]
-    has_shortcut = stride == 1 and x.shape[1] == features
-    # hybrid models scale each branch by a parameter per channel
-    is_hybrid = "hybrid" in net.name
-    if first_kernel:
-        # the stride is that of the middle layer if there is one: the first layer keeps all pixels
+    has_shortcut = block.stride == 1 and channels == block.features
+    if block.first_kernel:
+        # the middle layer has the stride if there is one: the first layer then keeps all pixels
+        first_stride = 1 if block.middle_kernel else block.stride
+        x = net.depthwise(x, block.first_kernel, stride=first_stride, name=f"{name}.first")
+    x = net.conv_norm(x, rounded(channels * block.expansion), name=f"{name}.expand")
+    if block.middle_kernel:
         x = net.depthwise(
-            x, first_kernel, stride=1 if middle_kernel else stride, name=f"{name}.first"
+            x, block.middle_kernel, stride=block.stride, act=RELU, name=f"{name}.middle"
         )
-    x = net.conv_norm(x, rounded(channels * expansion), name=f"{name}.expand")
-    if middle_kernel:
-        x = net.depthwise(x, middle_kernel, stride=stride, act=RELU, name=f"{name}.middle")
-    scale = BRANCH if has_shortcut and not is_hybrid else 1.0
-    x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
-    if is_hybrid and has_shortcut:
+    scale = BRANCH if has_shortcut and not block.is_hybrid else 1.0
+    x = net.conv_norm(x, block.features, act="", scale=scale, name=f"{name}.project")
+    if block.is_hybrid and has_shortcut:
         return net.branch(start, x, name=name)
-    if is_hybrid:
-        gamma = net.seeded(f"{name}.gamma", (1, features, 1, 1), 0.02, 1.0)
+    if block.is_hybrid:
+        deviation = 0.02
+        mean = 1.0
+        gamma = net.seeded(f"{name}.gamma", (1, block.features, 1, 1), deviation, mean)
         x = net.mul(x, gamma, name=f"{name}.scale")
     return net.add(start, x, name=f"{name}.add") if has_shortcut else x
 
@@ -480,6 +506,7 @@ def _mobilenet_v4(
     stem: int, stages: str, net: Net, x: Value, classes: int, width: float = 1.0
 ) -> Value:
     """Return MobileNet V4 (Qin et al. 2024); a width below 1 does not change the stem."""
+    has_attention = "q" in stages
     x = net.conv_norm(x, rounded(stem * max(1.0, width)), 3, stride=2, name="stem")
     for s, stage in enumerate(stages.split(" | "), 1):
         sizes, _, blocks = stage.partition(": ")
@@ -494,13 +521,9 @@ def _mobilenet_v4(
                 # i counts the blocks of a stage: only the first has stride 2
                 stride = 1 if i else 2
                 if text[0] == "c":
-                    x = net.conv_norm(
-                        x,
-                        features[0 if text == "c3" else -1],
-                        int(text[1]),
-                        stride=stride,
-                        name=name,
-                    )
+                    kernel = int(text[1])
+                    conv_features = features[0] if kernel == 3 else features[-1]
+                    x = net.conv_norm(x, conv_features, kernel, stride=stride, name=name)
                 elif text[0] == "f":
                     # an expansion of 4, as "f3" means
                     block = Inverted(4 * x.shape[1], features[0], stride=stride, act="relu")
@@ -508,7 +531,8 @@ def _mobilenet_v4(
                 elif text[0] == "q":
                     x = _multi_query(net, x, text[1:], name)
                 else:
-                    x = _universal(net, x, text, features[0], stride, name)
+                    universal = _universal_of(text, features[0], stride, has_attention)
+                    x = _universal(net, x, universal, name)
                 i += 1
     x = net.conv_norm(x, rounded(960 * width), name="last")
     x = net.global_avg_pool(x, name="pool")

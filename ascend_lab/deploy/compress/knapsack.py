@@ -81,7 +81,8 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
     hulls = _remaining_hulls(layers)
     known_time = _greedy_time(layers, budget)
     # Sums of floats depend on their order in the last digits: states within these margins of a
-    # bound are kept, so that rounding cannot lose the best one.
+    # bound are kept, so that rounding cannot lose the best one. The margin of time
+    # adds seconds and errors as plain numbers.
     time_margin = 1e-9 * (known_time + budget)
     error_margin = 1e-12 * budget
     times = np.zeros(1)
@@ -124,7 +125,7 @@ def _choices(steps: Sequence[tuple[ir.Values, ir.Values]], state: int) -> list[i
 
 
 def _undominated(times: ir.Values, errors: ir.Values) -> ir.Values:
-    """Return the indices of states that no other beats or equals in both, sorted by time."""
+    """Return the indices, by time, of states that no other beats; of equal ones the first."""
     # by time, a state is worth keeping if its error is below all errors of faster states
     order = np.lexsort((errors, times))
     least_before = np.minimum.accumulate(np.append(np.inf, errors[order]))[:-1]
@@ -133,7 +134,7 @@ def _undominated(times: ir.Values, errors: ir.Values) -> ir.Values:
 
 # -- bounds ---------------------------------------------------------------------------------------
 def _hull(layer: Layer) -> list[tuple[float, float]]:
-    """Return the options on the lower convex hull of (error, time), by error.
+    """Return the points (error, time) on the lower convex hull of a layer's options, by error.
 
     With fractions of options every point on the hull's edges can be reached, and none below them.
     """

@@ -90,7 +90,7 @@ def upgraded(model: ModelProto, bits: int = 8) -> ModelProto | None:
         converted: ModelProto = version_converter.convert_version(model, needed_version)
     except Exception:  # whatever the converter raises: it does not know some operator
         return None
-    # the version of the file format that such operator sets need
+    # a version of the file format that is new enough for the operator set
     converted.ir_version = max(converted.ir_version, 10 if bits == 16 else 8)
     return converted
 
@@ -153,17 +153,19 @@ class _PairWriter:
         """Add an initialiser; return its name."""
         from onnx import numpy_helper
 
-        name = self.unused_name(name)
-        self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
+        stored_name = self.unused_name(name)
+        tensor = numpy_helper.from_array(np.ascontiguousarray(array), stored_name)
+        self.graph.initializer.append(tensor)
+        return stored_name
 
-    def node(self, op: str, inputs: list[str], output: str, **attrs: Any) -> str:
+    def add_node(self, op: str, inputs: list[str], output: str, **attrs: Any) -> str:
         """Add a node with one output; return the output's name."""
         from onnx import helper
 
-        name = self.unused_name(output)
-        self.new_nodes.append(helper.make_node(op, inputs, [name], f"{name}/{op}", **attrs))
-        return name
+        output_name = self.unused_name(output)
+        node = helper.make_node(op, inputs, [output_name], f"{output_name}/{op}", **attrs)
+        self.new_nodes.append(node)
+        return output_name
 
     # -- batch norms ------------------------------------------------------------------------------
     def remove_folded_norms(self) -> dict[str, ir.Values | None]:
@@ -190,15 +192,22 @@ class _PairWriter:
         self.places = Places(self.model)
         return biases
 
-    def bias_with_norm(self, conv: str, norm: str) -> ir.Values | None:
-        """Return the bias of a layer into which a norm is folded; None if it has none.
+    def bias_with_norm(self, conv_name: str, norm_name: str) -> ir.Values | None:
+        """Return the bias of a layer into which a norm is folded; None if the graph has none.
 
         A depthwise convolution of the graph has no bias: the norm became an addition after it.
         """
-        layer = self.quantised_graph.node(conv)
-        behind = [n for n in self.quantised_graph.nodes if n.name == norm and n.op == "add"]
-        names = layer.inputs[2:] or (behind[0].inputs[1:] if behind else ())
-        return self.quantised_graph.constants[names[0]].array().reshape(-1) if names else None
+        layer = self.quantised_graph.node(conv_name)
+        if len(layer.inputs) > 2:
+            return self.constant_row(layer.inputs[2])
+        for node in self.quantised_graph.nodes:
+            if node.name == norm_name and node.op == "add":
+                return self.constant_row(node.inputs[1])
+        return None
+
+    def constant_row(self, name: str) -> ir.Values:
+        """Return a constant of the quantised graph as a row of numbers."""
+        return self.quantised_graph.constants[name].array().reshape(-1)
 
     def missing(self, node: Node) -> UnsupportedError:
         """Return the error for a layer that is no operator of the file."""
@@ -233,8 +242,8 @@ class _PairWriter:
         """Store a layer's weights as whole numbers; return the name of their dequantised tensor."""
         scales = np.asarray(layer.weight_scales, np.float32)
         scale_axis = axis if scales.size > 1 else None
-        steps = broadcast_along(scales, scale_axis, weights.ndim)
-        values = quantise(weights, steps, 0, layer.weight_bits)
+        step_sizes = broadcast_along(scales, scale_axis, weights.ndim)
+        values = quantise(weights, step_sizes, 0, layer.weight_bits)
         # weights of fewer bits, such as 4, are stored in bytes, too
         dtype = WIDTHS.get(layer.weight_bits, np.int8)
         numbers = _WholeNumbers(values.astype(dtype), scales, scale_axis)
@@ -243,15 +252,18 @@ class _PairWriter:
     def whole_bias(
         self, node: Node, layer: LayerScales, bias: ir.Values | None, has_norm: bool
     ) -> str | None:
-        """Store a layer's bias in whole numbers if int32 holds it; None if it is unchanged."""
+        """Store a layer's bias in whole numbers if int32 holds it, and return its name.
+
+        Otherwise store it in floats if a norm changed it; None if it is missing or unchanged.
+        """
         if bias is None:
             return None
-        steps = bias_in_steps(bias, layer)
-        if steps is None:
+        bias_steps = bias_in_steps(bias, layer)
+        if bias_steps is None:
             return self.store(f"{node.name}_bias", bias) if has_norm else None
         name = node.inputs[2] if len(node.inputs) > 2 else f"{node.name}_bias"
         scales = bias_scales(layer)
-        numbers = _WholeNumbers(steps, scales, 0 if scales.size > 1 else None)
+        numbers = _WholeNumbers(bias_steps, scales, 0 if scales.size > 1 else None)
         return self.dequantised(numbers, f"{name}_dequantised")
 
     def weights_of(self, node: Node, operator: NodeProto) -> tuple[ir.Values, int | None]:
@@ -265,17 +277,21 @@ class _PairWriter:
             # the last two axes, rank - 2 and rank - 1, are exchanged
             if axis is not None:
                 axis = rank - 2 if axis == rank - 1 else rank - 1
+        return self.in_file_shape(node, operator, values), axis
+
+    def in_file_shape(self, node: Node, operator: NodeProto, values: ir.Values) -> ir.Values:
+        """Return weights of the graph in the shape that they have in the file."""
         stored = self.initializers.get(operator.input[1])
         if stored is not None:
-            return values.reshape(tuple(stored.dims)), axis
+            return values.reshape(tuple(stored.dims))
         # The graph convolves rows as images of height 1, and has weights (k, c, 1, s) for a file's
         # (k, c, s). Here the file computes its weights, so their shape is not stated; a convolution
         # of rows shows by one size in `kernel_shape` or, without it, by a node of another name.
         kernel_ranks = [len(a.ints) for a in operator.attribute if a.name == "kernel_shape"]
         of_rows = kernel_ranks == [1] or (not kernel_ranks and node.name != operator.name)
-        if operator.op_type.startswith("Conv") and rank == 4 and of_rows:
-            values = values[:, :, 0]
-        return values, axis
+        if operator.op_type.startswith("Conv") and values.ndim == 4 and of_rows:
+            return values[:, :, 0]
+        return values
 
     def balanced_input(self, node: Node, operator: NodeProto, layer: LayerScales) -> str:
         """Return the name of a layer's input, divided by its factors unless the model does that."""
@@ -286,17 +302,19 @@ class _PairWriter:
             return x
         axes = input_axes(node, self.quantised_graph)
         assert axes is not None
+        rank = axes[0] + 1
         if source_node is not None:
             rank = len(self.source_graph.types[source_node.inputs[0]].shape)
-        else:
-            rank = axes[0] + 1
-        # the graph convolves rows (n, c, w) as images (n, c, 1, w); the file does not
-        is_convolution = operator.op_type.startswith("Conv")
-        if is_convolution and self.weights_of(node, operator)[0].ndim == 3:
+        if self.convolves_rows(node, operator):
             rank -= 1
         factors = broadcast_along(np.asarray(layer.balance, np.float32), axes[0], rank)
         divisor = self.store(f"{x}_factors", factors)
-        return self.node("Div", [x, divisor], f"{x}_balanced")
+        return self.add_node("Div", [x, divisor], f"{x}_balanced")
+
+    def convolves_rows(self, node: Node, operator: NodeProto) -> bool:
+        """Tell whether the file convolves rows (n, c, w), the graph images (n, c, 1, w)."""
+        is_convolution = operator.op_type.startswith("Conv")
+        return is_convolution and self.weights_of(node, operator)[0].ndim == 3
 
     def paired(self, x: str, layer: LayerScales) -> str:
         """Return the name of DQ(Q(x)), which layers with the same input and scale share."""
@@ -308,8 +326,8 @@ class _PairWriter:
                 self.store(f"{name}/scale", np.asarray(layer.scale, np.float32)),
                 self.store(f"{name}/offset", np.asarray(layer.offset, dtype)),
             ]
-            quantised = self.node("QuantizeLinear", [x, *parameters], f"{name}/whole")
-            self.pair_names[key] = self.node("DequantizeLinear", [quantised, *parameters], name)
+            quantised = self.add_node("QuantizeLinear", [x, *parameters], f"{name}/whole")
+            self.pair_names[key] = self.add_node("DequantizeLinear", [quantised, *parameters], name)
         return self.pair_names[key]
 
     def dequantised(self, numbers: _WholeNumbers, name: str) -> str:
@@ -321,10 +339,13 @@ class _PairWriter:
             self.store(f"{name}/offset", np.zeros_like(scales, numbers.values.dtype)),
         ]
         attrs = {} if numbers.axis is None else {"axis": numbers.axis}
-        return self.node("DequantizeLinear", parameters, name, **attrs)
+        return self.add_node("DequantizeLinear", parameters, name, **attrs)
 
     def pair_summands(self) -> None:
-        """Let an addition read the pair of a layer of the same input: residuals become bytes."""
+        """Let additions read the pairs of layers: where both read a tensor, it is stored in bytes.
+
+        This concerns residuals, which a layer and the addition after it read.
+        """
         shared_layers = [name for name, layer in self.layers.items() if layer.shared]
         for addition, name in formats.summands(self.quantised_graph, shared_layers):
             node = self.quantised_graph.node(addition)

@@ -24,7 +24,7 @@ def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str,
     """Return the report on a model: name, result, total, pass, fail, and a row for each node.
 
     `error` is the error that importing the model raised. It is reported at the node that its
-    message names, and raised again if it names none. Raises `InputError` for a file that is not an
+    message names, and raised again if no node failed. Raises `InputError` for a file that is not an
     ONNX model.
     """
     model, _ = load(file)

@@ -316,7 +316,7 @@ def _stage_pieces(timeline: sim.Timeline) -> list[tuple[str, str, int, int, int]
         pipe = program.pipes[step.pipe]
         source = program.sources[step.source]
         if source.op == "cross_wait":
-            wait_counts[pipe, STAGE_OF_FLAG.get(source.number("id"), "")] += 1
+            wait_counts[pipe, STAGE_OF_FLAG.get(source.int_attr("id"), "")] += 1
         elif step.kind == WORK and source.op != "cross_set" and stage and pipe in ROWS:
             is_early_load = source.op == "data_copy" and source.srcs[0].buffer.name in EARLY
             # an early load is for the tile of the next wait, other work for that of the last one

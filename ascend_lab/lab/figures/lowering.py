@@ -201,7 +201,7 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
     `count` and `channels` are those of the graph heads, and mean nothing to the others.
     """
     unprepared = (
-        choices.heads(channels, count=count) if name == "heads" else choices.BUILDERS[name]()
+        choices.heads_graph(channels, count=count) if name == "heads" else choices.BUILDERS[name]()
     )
     graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(unprepared)[0], load_chip(choices.CHIP))
     laid_out_graphs = {

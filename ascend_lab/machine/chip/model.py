@@ -58,7 +58,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class VectorCost:
-    """The cost of a vector instruction: it takes head + slope * repeats cycles.
+    """The cost of a vector instruction: `head_cycles` + `slope_cycles` * repeats.
 
     Its result is visible `tail_cycles` later.
     """
@@ -100,19 +100,23 @@ class Chip:
     If the file describes no AI CPU, its rate is 0. The rate of `device_memory` is the one that
     kernels reach; `memory_peak_bytes_per_s` is the peak rate of the interface.
 
-    Starting a task takes `queued_launch_s` on the device, which a profiler counts as a part of the
-    task. A start by the host takes `launch_overhead_s` in all; one that follows another kernel
-    inside the same launch takes `barrier_s`. If cube and vector cores work together, the start
-    takes `mix_start_s` more, and a flag between them arrives after `cross_flag_cycles` (0 if a core
-    has both units). A large kernel of the vendor's library takes `library_fetch_s` more for each of
-    its cores (0 if the file has no number); our kernels do not.
+    How long a kernel takes to start:
+
+        queued_launch_s      a start on the device, which a profiler counts as a part of the task
+        launch_overhead_s    a start by the host, in all
+        barrier_s            the start of a kernel that follows another inside the same launch
+        mix_start_s          added if cube and vector cores work together
+        library_fetch_s      added for each core of a large kernel of the vendor's library, whose
+                             code is fetched (0 if the file has no number); ours take none
+
+    A flag between a cube core and a vector core arrives after `cross_flag_cycles` (0 if a core has
+    both units).
 
     `family` is the preset that the chip is made from: Ascend910B2 for your own file with that base.
     It decides what the numbers do not state, such as which kernels the vendor's library has.
     """
 
-    # The fields are in the order of a chip file's sections. They are more than twelve because a
-    # chip file states everything about the hardware.
+    # The fields are in the order of a chip file's sections.
     name: str
     family: str
     summary: str
@@ -124,11 +128,11 @@ class Chip:
     cube_head_cycles: int
     vector_bytes_per_repeat: int
     vector_costs: Mapping[str, VectorCost]
-    scalar_cycles: int
-    flag_cycles: int
-    barrier_cycles: int
-    all_cores_cycles: int
-    max_repeat: int
+    scalar_cycles: int  # of a step of a scalar instruction
+    flag_cycles: int  # for a pipe to set or to wait for a flag, once the flag is set
+    barrier_cycles: int  # of a barrier within a core
+    all_cores_cycles: int  # of a barrier between phases, at which all cores wait
+    max_repeat: int  # repeats of one vector instruction: 255, as the count is a byte
     event_ids: int
     launch_overhead_s: float
     queued_launch_s: float

@@ -102,7 +102,7 @@ def _check_flag(chip: Chip, instruction: Instruction) -> None:
 
 def _check_scalar(instruction: Instruction) -> None:
     """Check an instruction of the scalar unit, which may copy a single element."""
-    if instruction.number("steps", 1) < 1:
+    if instruction.int_attr("steps", 1) < 1:
         needed = "scalar: steps >= 1"
         raise ProgramError(needed, str(instruction.attr("steps")), "count its operations")
     # a second source is the index of an element picked at run time

@@ -97,9 +97,9 @@ class Launch:
         return sum(team[0].core_count for team in self.teams)
 
     @property
-    def event_count(self) -> int:
+    def executed_count(self) -> int:
         """How many instructions all cores run, flags included."""
-        return sum(part.program.event_count * part.core_count for part in self.parts)
+        return sum(part.program.executed_count * part.core_count for part in self.parts)
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -153,9 +153,9 @@ class Kernel:
         return max(phase.core_count for phase in self.phases)
 
     @property
-    def event_count(self) -> int:
+    def executed_count(self) -> int:
         """How many instructions all cores run in all phases, flags included."""
-        return sum(phase.event_count for phase in self.phases)
+        return sum(phase.executed_count for phase in self.phases)
 
     @property
     def tensors(self) -> tuple[Buffer, ...]:
@@ -296,7 +296,7 @@ MODE_CUBE_AND_VECTOR = 2
 def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
     """Return a cross-core flag instruction if the chip can run it; see `check_instruction`."""
     op = instruction.op
-    flag = instruction.number("id", -1)
+    flag = instruction.int_attr("id", -1)
     is_set = instruction.op == "cross_set"
     if chip.combined:
         needed = f"{op}: a chip whose cube and vector cores are separate"
@@ -304,7 +304,7 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
     if not 0 <= flag < CROSS_FLAG_COUNT:
         needed = f"{op}: a flag id of 0..{CROSS_FLAG_COUNT - 1}"
         raise CapacityError(needed, str(flag), "use an id again once it is drained")
-    if is_set and instruction.number("mode", -1) not in MODES:
+    if is_set and instruction.int_attr("mode", -1) not in MODES:
         raise ProgramError(f"{op}: mode 0, 1 or 2", str(instruction.attr("mode")), "choose one")
     # every pipe but S, the scalar unit, can set a flag of another core; a wait stops all pipes
     pipes = PIPES[1:] if is_set else ("ALL",)
@@ -355,7 +355,7 @@ def pipes_by_cross_flag(program: Program) -> dict[tuple[int, int], set[str]]:
     pipes: dict[tuple[int, int], set[str]] = {}
     for i, _ in program.instructions():
         if i.op == "cross_set":
-            pipes.setdefault((i.number("mode"), i.number("id")), set()).add(i.pipe)
+            pipes.setdefault((i.int_attr("mode"), i.int_attr("id")), set()).add(i.pipe)
     return pipes
 
 

@@ -62,7 +62,11 @@ def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
         remedy = "copy the indices to UB and take one element"
         raise ProgramError(f"{op}: an index of one int32 element in UB", got, remedy)
     # a pitch of 0 is legal: every index then picks the same row
-    if len(row_attrs) != 2 or instruction.number("bound") < 1 or instruction.number("pitch") < 0:
+    if (
+        len(row_attrs) != 2
+        or instruction.int_attr("bound") < 1
+        or instruction.int_attr("pitch") < 0
+    ):
         got = ", ".join(f"{name}={instruction.attr(name, 'none')}" for name in ("pitch", "bound"))
         needed = f"{op}: a pitch of 0 or more elements and a bound of 1 or more rows"
         raise ProgramError(needed, got, "correct it")
@@ -107,12 +111,12 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
     # only a copy out of L0C converts formats (fp32 sums to fp16) and can apply a ReLU
     if (src.space, dst.space) != ("L0C", "UB"):
         _check_format("data_copy", dst, src, "cast with vconv or on the way out of L0C")
-        if instruction.number("relu"):
+        if instruction.int_attr("relu"):
             got = f"{src.space}->{dst.space}"
             raise PathError("data_copy: relu on the path L0C->UB", got, "use vrelu elsewhere")
     if dst.space in ("L0A", "L0B"):
         raise PathError(f"data_copy: not into {dst.space}", str(dst), "use load2d or load3d")
-    has_padding = instruction.number("pad") == 1
+    has_padding = instruction.int_attr("pad") == 1
     if has_padding and (chip.combined or {src.space, dst.space} != {"GM", "UB"}):
         needed = f"a padding copy {src.space}->{dst.space} on {chip.name}"
         raise PathError(needed, "none", "make the GM tensor a multiple of 32 bytes")

@@ -81,7 +81,7 @@ class Instruction:
                 return value
         return default
 
-    def number(self, name: str, default: int = 0) -> int:
+    def int_attr(self, name: str, default: int = 0) -> int:
         """Return an integer attribute by name."""
         value = self.attr(name, default)
         if not isinstance(value, int):
@@ -99,10 +99,10 @@ class Instruction:
         assert self.dst is not None
         return self.dst
 
-    def at(self, name: str, env: Mapping[str, int]) -> int:
+    def attr_at(self, name: str, env: Mapping[str, int]) -> int:
         """Return the value of an integer or affine attribute for loop variables `env`."""
         value = self.attr(name)
-        return value.at(env) if isinstance(value, Affine) else self.number(name)
+        return value.at(env) if isinstance(value, Affine) else self.int_attr(name)
 
     def __str__(self) -> str:
         """Print as one line of the program's text form."""
@@ -136,8 +136,8 @@ def reach_of(instruction: Instruction, region: Region) -> Region:
     """
     if region.space != "GM" or index_of(instruction) is None:
         return region
-    bound = instruction.number("bound", 1)
-    pitch = instruction.number("pitch")
+    bound = instruction.int_attr("bound", 1)
+    pitch = instruction.int_attr("pitch")
     return replace(region, sizes=(bound, *region.sizes), strides=(pitch, *region.strides))
 
 
@@ -214,7 +214,7 @@ class Program:
         return scoped
 
     @property
-    def event_count(self) -> int:
+    def executed_count(self) -> int:
         """How many instructions run, flags included: a loop of 4 with 3 in it counts 12."""
         return sum(times for _, times in self.instructions())
 
@@ -357,8 +357,8 @@ def _affine(text: str) -> Affine:
         else:
             const += int(digits)
         # `i+-2` is read as `i` and `-2`: step over a plus only where a minus follows it
-        if position < len(text) and text[position] == "+":
-            position += 1 if text[position + 1] == "-" else 0
+        if text.startswith("+-", position):
+            position += 1
     if position != len(text):
         raise ValueError(f"affine expression {text}")
     return Affine(const, tuple(sorted((name, c) for name, c in terms.items() if c)))
@@ -381,14 +381,20 @@ def _instruction(line: str, buffers: dict[str, Buffer]) -> Instruction:
     pipe = words[0]
     op = words[1]
     operands = line[line.index(op, len(pipe)) + len(op) :]
-    left_of_arrow, arrow, _ = operands.partition(" <- ")
     regions = [_region(m, buffers) for m in _REGION.finditer(operands)]
-    # `vdup x[...] scalar=0.0` has a destination and no arrow
-    has_dst = bool(arrow) or (bool(_REGION.match(left_of_arrow.strip())) and bool(regions))
-    dst = regions.pop(0) if has_dst else None
+    dst = None
+    srcs = regions
+    if _has_destination(operands):
+        dst, *srcs = regions
     without_regions = _REGION.sub("", operands)
     attrs = tuple((m[1], _attr(m[1], m[2])) for m in _ATTR.finditer(without_regions))
-    return Instruction(op, pipe, dst, tuple(regions), attrs)
+    return Instruction(op, pipe, dst, tuple(srcs), attrs)
+
+
+def _has_destination(operands: str) -> bool:
+    """Tell whether the operands of a line begin with the region that the instruction writes."""
+    # `vdup x[...] scalar=0.0` has a destination and no arrow
+    return " <- " in operands or bool(_REGION.match(operands.strip()))
 
 
 def _attr(key: str, text: str) -> AttrValue:

@@ -82,9 +82,9 @@ def sanitize(
     shape, whose code is the same.
     """
     kernel = as_kernel(program)
-    if kernel.event_count > limit_events:
+    if kernel.executed_count > limit_events:
         needed = f"at most {limit_events} instructions to check"
-        raise SimulationError(needed, str(kernel.event_count), "use smaller shapes")
+        raise SimulationError(needed, str(kernel.executed_count), "use smaller shapes")
     report = _Report()
     for phase in kernel.phases:
         for part in phase.parts:
@@ -298,7 +298,7 @@ class _Checker:
             self.report.add("overlap", message, instruction)
         dst = instruction.dst
         if dst is not None:
-            if instruction.at("accumulate", env):  # C += A @ B reads C
+            if instruction.attr_at("accumulate", env):  # C += A @ B reads C
                 self._check_read(dst, instruction, env, access)
             space = self._space(dst)
             lanes = _written_lanes(instruction, dst)
@@ -344,7 +344,7 @@ class _Checker:
             for message in self.cross.set(self.core, instruction, clock):
                 self.report.add("event-overflow", message, instruction)
         elif name == walk.ISSUE:
-            self.cross.wait(self.core, instruction.number("id"), clock[pipe])
+            self.cross.wait(self.core, instruction.int_attr("id"), clock[pipe])
         else:
             self.cross.passing(self.core, pipe, clock)
 
@@ -463,7 +463,7 @@ def _lanes(instruction: Instruction, region: Region) -> Lanes:
         per_repeat *= operands.BLOCKS_PER_REPEAT
     elif op == "vtranspose":
         per_repeat = region.sizes[-1] * region.sizes[-2]
-    mask = instruction.number("mask", -1)
+    mask = instruction.int_attr("mask", -1)
     if op == "vsel" or (op in REDUCING and region is instruction.dst):
         mask = -1
     lane_by_lane = op not in (*REDUCING, *programs.WHOLE_BLOCKS, "vconv")

@@ -266,8 +266,8 @@ class CrossOrder:
 
     def set(self, core: int, instruction: program.Instruction, clock: Clock) -> Iterator[str]:
         """Record a set with the clock of its pipe; yield a message for each fault."""
-        mode = instruction.number("mode")
-        flag = instruction.number("id")
+        mode = instruction.int_attr("mode")
+        flag = instruction.int_attr("id")
         last_set = self.last_set.setdefault((core, flag), {})
         for receiver in self.counters.receivers_of[core, mode]:
             arrived = self.arrived.setdefault((receiver, flag), [])

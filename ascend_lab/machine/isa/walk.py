@@ -99,7 +99,7 @@ class _Pipe:
             self.event = instruction.event
             self.can_step = core.raised.get(self.event, 0) > 0
         elif instruction.op == "cross_wait":
-            flag = instruction.number("id")
+            flag = instruction.int_attr("id")
             # A wait that ISSUE has not passed yet holds up all pipes of the core.
             is_pending = self.passed == core.issued
             if is_pending:
@@ -210,7 +210,7 @@ def _take_steps(
                     waiting.can_step = raised[event] > 0
         elif op == "cross_set":
             # a set may be the last one that a core waited for: all issuing units look again
-            core.counters.set(core.number, instruction.number("mode"), instruction.number("id"))
+            core.counters.set(core.number, instruction.int_attr("mode"), instruction.int_attr("id"))
             for issue_pipe in (p for c in cores for p in c.pipes if p.pipe == ISSUE):
                 issue_pipe.update()
         elif op == "cross_wait":
@@ -218,7 +218,7 @@ def _take_steps(
             # the issuing unit takes the flag; then the other pipes of the core may pass the wait
             if pipe.pipe == ISSUE:
                 core.issued += 1
-                core.counters.waits[core.number, instruction.number("id")] += 1
+                core.counters.waits[core.number, instruction.int_attr("id")] += 1
                 for held_pipe in core.pipes:
                     held_pipe.update()
         pipe.advance()
@@ -233,7 +233,7 @@ def _explain_deadlock(unfinished: Sequence[_Pipe], team: int) -> tuple[str, str,
         event = pipe.next[0].event
         if pipe.next[0].op == "cross_wait":
             if pipe.pipe == ISSUE:
-                flag = pipe.next[0].number("id")
+                flag = pipe.next[0].int_attr("id")
                 name = core_name(pipe.core.number, team)
                 cross_core_waits.append(f"{name} waits for cross-core flag {flag}")
         elif event is not None:

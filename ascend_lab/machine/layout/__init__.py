@@ -158,14 +158,14 @@ def whole_blocks(dims: Sequence[Dim], c0: int) -> tuple[list[Box], list[Box]]:
             # the end of axis i: shortened sizes on the axes before it, full sizes on those after it
             end_sizes = [*shortened[:i], dim.count - shortened[i], *sizes[i + 1 :]]
             blocks_of_end, remaining_of_end = whole_blocks(_resized(dims, end_sizes), c0)
-            source_start = shortened[i] * dim.source
-            target_start = shortened[i] * dim.target
+            source_start = shortened[i] * dim.source_stride
+            target_start = shortened[i] * dim.target_stride
             for boxes, boxes_of_end in (
                 (block_boxes, blocks_of_end),
                 (remaining_boxes, remaining_of_end),
             ):
                 boxes += [
-                    Box(b.dims, b.source + source_start, b.target + target_start)
+                    Box(b.dims, b.source_start + source_start, b.target_start + target_start)
                     for b in boxes_of_end
                 ]
     return block_boxes, remaining_boxes
@@ -309,10 +309,10 @@ class _CutJob:
         dims = list(box.dims)
         dim = box.dims[self.along]
         dims[self.along] = replace(dim, count=count)
-        source = box.source + start * dim.source
-        target = box.target + start * dim.target
+        source = box.source_start + start * dim.source_stride
+        target = box.target_start + start * dim.target_stride
         step = -self.steps_per_core if self.backwards else self.steps_per_core
-        to_next_core = Dim(1, step * dim.source, step * dim.target)
+        to_next_core = Dim(1, step * dim.source_stride, step * dim.target_stride)
         return replace(self.job, box=Box(tuple(dims), source, target)), to_next_core
 
 
@@ -414,9 +414,11 @@ class MoveWriter:
         """
         core = self.builder.param("core", cores)
         for job, to_next_core in jobs:
-            source = core * to_next_core.source
-            target = core * to_next_core.target
-            self.emit(job, job.box.dims, source + job.box.source, target + job.box.target)
+            source = core * to_next_core.source_stride
+            target = core * to_next_core.target_stride
+            self.emit(
+                job, job.box.dims, source + job.box.source_start, target + job.box.target_start
+            )
         return self.builder.finish()
 
     def emit(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
@@ -434,18 +436,18 @@ class MoveWriter:
         unit = self.c0 if self.by_lanes else self.c0 // math.gcd(self.c0, elements_per_step)
         steps -= steps % unit if steps > unit else 0
         passes, tail = divmod(outer.count, steps)
-        tile_dims = (Dim(steps, outer.source, outer.target), *inner_dims)
+        tile_dims = (Dim(steps, outer.source_stride, outer.target_stride), *inner_dims)
         pass_dims = tile_dims if steps > 1 else inner_dims
         self.loop_count += 1
         with self.builder.loop(f"i{self.loop_count}", passes) as i:
             first_step = i * steps
-            pass_source = source + first_step * outer.source
-            self.emit(job, pass_dims, pass_source, target + first_step * outer.target)
+            pass_source = source + first_step * outer.source_stride
+            self.emit(job, pass_dims, pass_source, target + first_step * outer.target_stride)
         if tail:
             first_tail_step = passes * steps
-            tail_dims = (Dim(tail, outer.source, outer.target), *inner_dims)
-            tail_source = source + first_tail_step * outer.source
-            self.emit(job, tail_dims, tail_source, target + first_tail_step * outer.target)
+            tail_dims = (Dim(tail, outer.source_stride, outer.target_stride), *inner_dims)
+            tail_source = source + first_tail_step * outer.source_stride
+            self.emit(job, tail_dims, tail_source, target + first_tail_step * outer.target_stride)
 
     def _tile(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
         """Move a box that fits into a tile: whole blocks by copies, single elements by S."""
@@ -455,18 +457,18 @@ class MoveWriter:
             block_boxes, remaining_boxes = whole_blocks(dims, self.c0)
         for boxes, write in ((block_boxes, self._copy), (remaining_boxes, self._by_element)):
             for box in boxes:
-                write(job, box.dims, source + box.source, target + box.target)
+                write(job, box.dims, source + box.source_start, target + box.target_start)
 
     def _copy(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
         """Copy a box through a tile of the queue, in which it is contiguous, or a fill tile."""
         sizes = tuple(d.count for d in dims)
         pad = math.prod(sizes) % self.c0 != 0
-        y = self.gm[job.target].region(target, sizes, [d.target for d in dims])
+        y = self.gm[job.target].region(target, sizes, [d.target_stride for d in dims])
         if not job.source:
             self.builder.copy(y, self.fill_tiles[job.value].region(0, sizes), pad=pad)
             return
         assert self.queue is not None
-        x = self.gm[job.source].region(source, sizes, [d.source for d in dims])
+        x = self.gm[job.source].region(source, sizes, [d.source_stride for d in dims])
         self.builder.copy(self.queue.alloc().region(0, sizes), x, pad=pad)
         self.queue.enqueue()
         self.builder.copy(y, self.queue.dequeue().region(0, sizes), pad=pad)
@@ -478,8 +480,8 @@ class MoveWriter:
             outer = dims[0]
             self.loop_count += 1
             with self.builder.loop(f"i{self.loop_count}", outer.count) as i:
-                element_source = source + i * outer.source
-                element_target = target + i * outer.target
+                element_source = source + i * outer.source_stride
+                element_target = target + i * outer.target_stride
                 self._by_element(job, dims[1:], element_source, element_target)
             return
         fill = None if job.source else self.fill_tiles[job.value].region(0, 1)

@@ -144,8 +144,8 @@ class AddressMap:
 
     def of_axis(self, axis: int) -> tuple[Piece, ...]:
         """Return the pieces of one logical axis, largest step first."""
-        of_axis = (p for p in self.pieces if p.axis == axis)
-        return tuple(sorted(of_axis, key=lambda p: -p.step))
+        pieces = (p for p in self.pieces if p.axis == axis)
+        return tuple(sorted(pieces, key=lambda p: -p.step))
 
 
 def address_map(
@@ -162,8 +162,8 @@ def address_map(
     if dtype not in DTYPE_BYTES:
         remedy = f"use one of {', '.join(DTYPE_BYTES)}"
         raise LayoutError("a known number format", repr(dtype), remedy)
-    lane = BLOCK_BYTES // DTYPE_BYTES[dtype] if c0 is None else c0
-    if lane < 2 or lane & (lane - 1):
+    block_size = BLOCK_BYTES // DTYPE_BYTES[dtype] if c0 is None else c0
+    if block_size < 2 or block_size & (block_size - 1):
         # a power of two shares no bit with the number below it: 16 & 15 = 0, but 12 & 11 = 8
         needed = "c0 as a power of two from 2 on"
         raise LayoutError(needed, str(c0), "leave it out for 32 bytes / size")
@@ -173,22 +173,29 @@ def address_map(
     leading_axes = tuple(f"B{i}" for i in range(len(sizes) - len(named_axes)))
     axes = leading_axes + named_axes
     axis_number = {axis: i for i, axis in enumerate(axes)}
-    blocks = {axis_number[a]: ROWS for a in form.rows} | {axis_number[a]: lane for a in form.lanes}
+    blocks = {axis_number[a]: ROWS for a in form.rows}
+    blocks |= {axis_number[a]: block_size for a in form.lanes}
     unnamed_axes = [a for a in axes if a not in form.axes]
     stored_axes: list[str] = []
     for text in form.storage:
         stored_axes += unnamed_axes if text == LEADING_AXES else [text]
-    counters: list[tuple[int, int, int]] = []  # (axis, step, count) of every piece
+    counters: list[tuple[int, int, int]] = []  # (axis, count, step) of every piece
     storage_shape = []
     for text in stored_axes:
-        group_counters = [_counter(name, axis_number, sizes, blocks) for name in text.split("*")]
+        piece_names = text.split("*")
+        group_counters = [
+            _counter(piece_name, axis_number, sizes, blocks) for piece_name in piece_names
+        ]
         counters += group_counters
-        storage_shape.append(math.prod(count for _, _, count in group_counters))
+        storage_shape.append(math.prod(count for _, count, _ in group_counters))
     # row-major: the stride of a piece is the product of all later counts
-    strides = [math.prod(n for _, _, n in counters[i + 1 :]) for i in range(len(counters))]
     # counts (1, 3, 7, 7, 16) have the strides (2352, 784, 112, 16, 1)
-    pieces = tuple(Piece(*c, s) for c, s in zip(counters, strides, strict=True))
-    return AddressMap(name, axes, sizes, dtype, pieces, tuple(storage_shape))
+    pieces: list[Piece] = []
+    stride = 1
+    for axis_index, count, step in reversed(counters):
+        pieces.append(Piece(axis_index, step, count, stride))
+        stride *= count
+    return AddressMap(name, axes, sizes, dtype, tuple(reversed(pieces)), tuple(storage_shape))
 
 
 def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
@@ -212,13 +219,13 @@ def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
 def _counter(
     text: str, axis_number: dict[str, int], sizes: tuple[int, ...], blocks: dict[int, int]
 ) -> tuple[int, int, int]:
-    """Return (axis, step, count) of a stored axis such as `H`, `C1` or `C0`."""
+    """Return (axis, count, step) of a stored axis such as `H`, `C1` or `C0`."""
     if text in axis_number:
-        return axis_number[text], 1, sizes[axis_number[text]]
+        return axis_number[text], sizes[axis_number[text]], 1
     axis = axis_number[text[:-1]]  # `C1` and `C0` belong to `C`
     block = blocks[axis]
     # C0 counts within a block, C1 counts blocks, the last of which may hold padding.
-    return (axis, 1, block) if text[-1] == "0" else (axis, block, -(-sizes[axis] // block))
+    return (axis, block, 1) if text[-1] == "0" else (axis, -(-sizes[axis] // block), block)
 
 
 def address(layout: AddressMap, index: Index) -> Any:
@@ -267,20 +274,23 @@ def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
 # -- two maps composed ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One counter of a box: `count` steps, which advance `source` and `target` elements each."""
+    """One counter of a box: `count` steps, which advance this many elements in each map."""
 
     count: int
-    source: int
-    target: int
+    source_stride: int
+    target_stride: int
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A set of elements to copy, from source + sum(i * d.source) to target + sum(i * d.target)."""
+    """A set of elements to copy, from source_start + sum(i * source_stride) over the counters.
+
+    The target of the same element is target_start + sum(i * target_stride).
+    """
 
     dims: tuple[Dim, ...]
-    source: int
-    target: int
+    source_start: int
+    target_start: int
 
     @property
     def elements(self) -> int:
@@ -292,7 +302,7 @@ class Box:
         """Elements that are contiguous in source and target: the burst length of the copy."""
         run = 1
         for dim in reversed(self.dims):
-            if dim.source != run or dim.target != run:
+            if dim.source_stride != run or dim.target_stride != run:
                 break
             run *= dim.count
         return run
@@ -336,7 +346,7 @@ def copy_boxes(source: AddressMap, target: AddressMap) -> tuple[Box, ...]:
 
 
 def zero_boxes(target: AddressMap) -> tuple[Box, ...]:
-    """Return disjoint boxes that cover the padding of `target`; their source strides are 0."""
+    """Return disjoint boxes that cover the padding of `target`; they have no source to copy."""
     steps = [sorted({1, *_block_sizes(target, a)}) for a in range(len(target.shape))]
     logical = [_spans(n, s) for n, s in zip(target.shape, steps, strict=True)]
     padded = [_spans(n, s) for n, s in zip(target.padded_shape, steps, strict=True)]
@@ -379,32 +389,41 @@ def _spans(size: int, steps: Sequence[int]) -> list[_Span]:
     spans = list[_Span]()
     start = 0
     for level in reversed(range(len(steps))):
-        if count := (size - start) // steps[level]:
-            inner = [(steps[i + 1] // steps[i], steps[i]) for i in reversed(range(level))]
-            spans.append((start, ((count, steps[level]), *inner)))
-            start += count * steps[level]
+        count = (size - start) // steps[level]
+        if count == 0:
+            continue
+        # the smaller steps count within a step of this level: 16 steps of 1 within a block of 16
+        smaller_counters = [(steps[i + 1] // steps[i], steps[i]) for i in reversed(range(level))]
+        spans.append((start, ((count, steps[level]), *smaller_counters)))
+        start += count * steps[level]
     return spans
 
 
 def _box(spans: Sequence[_Span], source: AddressMap | None, target: AddressMap) -> Box:
     """Return the box of one span per axis; without a source all source addresses are 0."""
-    strides_of_maps = []
-    starts = []
-    for layout in (source, target):
-        strides = []
-        start = 0
-        for axis, (first, counters) in enumerate(spans):
-            pieces = layout.of_axis(axis) if layout else ()
-            start += sum(first // p.step % p.count * p.stride for p in pieces)
-            for _, step in counters:
-                # the piece that this counter steps through: the largest one whose step fits
-                piece = next((p for p in pieces if p.step <= step), None)
-                strides.append(piece.stride * (step // piece.step) if piece else 0)
-        strides_of_maps.append(strides)
-        starts.append(start)
     counts = [count for _, counters in spans for count, _ in counters]
-    dims = merged([Dim(*dim) for dim in zip(counts, *strides_of_maps, strict=True)])
-    return Box(dims, *starts)
+    target_start, target_strides = _walk(spans, target)
+    source_start = 0
+    source_strides = [0] * len(counts)
+    if source is not None:
+        source_start, source_strides = _walk(spans, source)
+    counters = zip(counts, source_strides, target_strides, strict=True)
+    dims = merged([Dim(*counter) for counter in counters])
+    return Box(dims, source_start, target_start)
+
+
+def _walk(spans: Sequence[_Span], layout: AddressMap) -> tuple[int, list[int]]:
+    """Return the address at which spans start in a layout, and the strides of their counters."""
+    start = 0
+    strides = []
+    for axis, (first, counters) in enumerate(spans):
+        pieces = layout.of_axis(axis)
+        start += sum(first // p.step % p.count * p.stride for p in pieces)
+        for _, step in counters:
+            # the piece that this counter steps through: the largest one whose step fits
+            piece = next(p for p in pieces if p.step <= step)
+            strides.append(piece.stride * (step // piece.step))
+    return start, strides
 
 
 def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -415,10 +434,10 @@ def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
     single step are dropped.
     """
     counters: list[Dim] = []
-    for dim in sorted((d for d in dims if d.count > 1), key=lambda d: -d.target):
+    for dim in sorted((d for d in dims if d.count > 1), key=lambda d: -d.target_stride):
         outer = counters[-1] if counters else None
-        all_steps = (dim.source * dim.count, dim.target * dim.count)
-        if outer and (outer.source, outer.target) == all_steps:
+        all_steps = (dim.source_stride * dim.count, dim.target_stride * dim.count)
+        if outer and (outer.source_stride, outer.target_stride) == all_steps:
             counters[-1] = replace(dim, count=outer.count * dim.count)
         else:
             counters.append(dim)

@@ -128,14 +128,14 @@ class _Crew(Compiler):
     def cross(self, node: Instruction) -> list[int]:
         """Add a cross_set, a flag for every pipe of every core it signals, or a cross_wait."""
         self.sources.append(node)
-        flag = node.number("id")
+        flag = node.int_attr("id")
         core = self.member
         if node.op == "cross_wait":
             flag_senders = self._senders_of(flag)
             waits = [(p, self._number(m, core, p, flag)) for p in self.pipes for m in flag_senders]
             return [self.step(self.pipes[p], WAIT, number, 0, 0) for p, number in waits]
         pipe = self.pipes[node.pipe]
-        mode = node.number("mode")
+        mode = node.int_attr("mode")
         latency = self.last_latency[pipe] + self.chip.cross_flag_cycles
         self.tail_latency[pipe] = 0
         numbers: list[int] = []

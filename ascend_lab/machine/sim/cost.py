@@ -81,7 +81,7 @@ def instruction_cost(chip: Chip, instruction: Instruction, surroundings: Surroun
     if op == "barrier":
         return Cost(chip.barrier_cycles)
     if op == "scalar":
-        return Cost(chip.scalar_cycles * instruction.number("steps", 1))
+        return Cost(chip.scalar_cycles * instruction.int_attr("steps", 1))
     if op == "mmad":
         return _mmad_cost(chip, instruction)
     if op == "vdeq":
@@ -286,7 +286,7 @@ def _touched_bytes(instruction: Instruction, region: Region, inside: Mapping[str
     loops = [(inside[v], c) for v, c in region.offset.terms if v in inside]
     if program.index_of(instruction) is None:
         return unique_elements([*dims, *loops]) * region.buffer.itemsize
-    rows = (instruction.number("bound"), instruction.number("pitch"))
+    rows = (instruction.int_attr("bound"), instruction.int_attr("pitch"))
     picked_elements = unique_elements(dims) * math.prod(inside.values())
     return min(unique_elements([*dims, *loops, rows]), picked_elements) * region.buffer.itemsize
 

@@ -54,7 +54,7 @@ def execute(
     Raises `InputError` for wrong tensors, `SyncError` on deadlock.
     """
     kernel = as_kernel(program)
-    events = kernel.event_count
+    events = kernel.executed_count
     if events > MAX_EVENTS:
         needed = f"at most {MAX_EVENTS} instructions to execute"
         raise SimulationError(needed, str(events), "use a smaller shape")
@@ -197,7 +197,7 @@ def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     shift = _row_shift(core, instruction, env)
     values = core.view(src, env, shift if src.space == "GM" else 0)
     if dst.space != "GM":
-        values = np.maximum(values, 0) if instruction.number("relu") else values
+        values = np.maximum(values, 0) if instruction.int_attr("relu") else values
         store(core.view(dst, env), values)
     elif instruction.attr("atomic") == "add":
         # add.at, not +=: an element that the region covers twice must get both values.
@@ -216,8 +216,8 @@ def _row_shift(core: _Core, instruction: Instruction, env: Mapping[str, int]) ->
     if index_region is None:
         return 0
     index = int(core.view(index_region, env).reshape(-1)[0])
-    bound = instruction.number("bound")
-    lowest = -bound if instruction.number("from_end") else 0
+    bound = instruction.int_attr("bound")
+    lowest = -bound if instruction.int_attr("from_end") else 0
     if not lowest <= index < bound:
         where = ", ".join(f"{name}={value}" for name, value in env.items()) or "no loop"
         needed = (
@@ -226,7 +226,7 @@ def _row_shift(core: _Core, instruction: Instruction, env: Mapping[str, int]) ->
         )
         raise SimulationError(needed, f"{index} at {where}", "check the indices before the launch")
     row = index + bound if index < 0 else index
-    return row * instruction.number("pitch")
+    return row * instruction.int_attr("pitch")
 
 
 def _element_numbers(region: Region, start: int) -> Values:
@@ -244,7 +244,7 @@ def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> N
     values = core.view(instruction.srcs[0], env).astype(np.float64)
     scale: Any = instruction.attr("scale", 1.0)
     values = values * scale
-    if instruction.number("relu"):
+    if instruction.int_attr("relu"):
         values = np.maximum(values, 0.0)
     store(core.view(instruction.out, env), values)
 
@@ -260,11 +260,11 @@ def _vdeq(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     if bias:
         sums = sums + bias[0].reshape(per_column)
     values = sums.astype(np.float32) * scale.reshape(per_column)
-    if instruction.number("relu"):
+    if instruction.int_attr("relu"):
         values = np.maximum(values, np.float32(0))
     dst = core.view(instruction.out, env)
     is_integer = dst.dtype.kind == "i"
-    store(dst, np.rint(values) + instruction.number("offset") if is_integer else values)
+    store(dst, np.rint(values) + instruction.int_attr("offset") if is_integer else values)
 
 
 def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
@@ -280,7 +280,7 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     b_matrix = b.transpose(0, 3, 1, 2).astype(wide, order="C").reshape(k1 * k0, n1 * n0)
     tile = np.matmul(a_rows, b_matrix).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
     c = core.view(instruction.out, env)
-    if instruction.at("accumulate", env):
+    if instruction.attr_at("accumulate", env):
         np.add(c, tile, out=c)
         return
     if len(instruction.srcs) > 2:
@@ -296,15 +296,15 @@ def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> No
     dst = core.view(instruction.out, env)
     m1, k1, m0, lanes = dst.shape
     taps_per_block = lanes // c0  # an image of C0 = 4 in fp16: 4 taps fill the 16 lanes of a block
-    first_output = instruction.at("m_start", env)
-    first_tap = instruction.at("k_start", env) // c0
+    first_output = instruction.attr_at("m_start", env)
+    first_tap = instruction.attr_at("k_start", env) // c0
     settings: Any = tuple(map(instruction.attr, ("kernel", "stride", "pad", "dilation")))
     counts = (m1 * m0, k1 * taps_per_block)
     pixels, padding, beyond = _windows(
         (c1, height, width), (first_output, first_tap), counts, settings
     )
     tile = image.reshape(-1, c0).take(pixels, axis=0)
-    tile[padding] = instruction.number("pad_value")
+    tile[padding] = instruction.int_attr("pad_value")
     tile[beyond] = 0
     store(dst, tile.reshape(m1, m0, k1, lanes).transpose(0, 2, 1, 3))
 

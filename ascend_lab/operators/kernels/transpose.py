@@ -52,7 +52,7 @@ class Permutation:
     @property
     def column(self) -> Dim:
         """The counter along which x is contiguous."""
-        return min(self.dims, key=lambda d: d.source)
+        return min(self.dims, key=lambda d: d.source_stride)
 
     @property
     def row(self) -> Dim:
@@ -82,7 +82,7 @@ def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
     dims = merged([Dim(*step) for step in steps])
     # x.transpose(1, 0, 2) of (4, 5, 6): runs of 6 elements stay neighbours. (0, 2, 1): none do.
     innermost = dims[-1]
-    stays = innermost.source == innermost.target == 1
+    stays = innermost.source_stride == innermost.target_stride == 1
     return Permutation(dims, innermost.count if stays else 1)
 
 
@@ -115,8 +115,8 @@ def transpose_launch(
     total = math.prod(shape)
     if method == "blocks":
         return block_launch(chip, dtype, plan, total, total)
-    views = ([d.count for d in plan.dims], [d.source for d in plan.dims])
-    steps = [d.target for d in plan.dims]
+    views = ([d.count for d in plan.dims], [d.source_stride for d in plan.dims])
+    steps = [d.target_stride for d in plan.dims]
     return layout.copy_launch(
         chip, dtype, *views, steps, source_elements=total, target_elements=total, name="transpose"
     )
@@ -134,7 +134,7 @@ def maps_phases(
     boxes = layout.copy_boxes(source, target)
     # The largest box is transposed in blocks; the other boxes, at the padding, are small.
     box = max(boxes, key=lambda candidate: candidate.elements)
-    plan = Permutation(box.dims, box.run, (box.source, box.target))
+    plan = Permutation(box.dims, box.run, (box.source_start, box.target_start))
     if not plan.fits(source.dtype):
         return strided
     elements = source.elements, target.elements
@@ -307,7 +307,7 @@ class _Writer:
         self.sizes[along] = share[0]
         # The distance of the core's share from the first core's, along the counter.
         place = self.k.param("core", share[2]) * share[1]
-        steps = dims[along].source, dims[along].target
+        steps = dims[along].source_stride, dims[along].target_stride
         first_source, first_target = plan.start
         self.start = first_source + place * steps[0], first_target + place * steps[1]
         self.item = DTYPE_BYTES[dtype]
@@ -349,7 +349,9 @@ class _Writer:
         if level < len(self.plan.outer):
             dim = self.plan.outer[level]
             with self.k.loop(f"o{level}", self.sizes[level]) as i:
-                self._loops(level + 1, source + i * dim.source, target + i * dim.target)
+                self._loops(
+                    level + 1, source + i * dim.source_stride, target + i * dim.target_stride
+                )
             return
         row = self.plan.row
         column = self.plan.column
@@ -359,8 +361,8 @@ class _Writer:
                 for right in _strips(self.sizes[-2], self.turn.columns, self.tile[1]):
                     with self.k.loop(self._name(), right.count) as j:
                         a = j * (right.units * self.turn.columns) + right.start
-                        source_start = source + b * row.source + a * column.source
-                        target_start = target + b * row.target + a * column.target
+                        source_start = source + b * row.source_stride + a * column.source_stride
+                        target_start = target + b * row.target_stride + a * column.target_stride
                         self._move(
                             source_start, target_start, (down.units, right.units), right.skip
                         )
@@ -380,7 +382,10 @@ class _Writer:
         else:
             counters = [(units[0] * turn.rows, 1, 0), (units[1] * turn.columns, 0, 1)]
         sizes = [count for count, _, _ in counters]
-        strides = [rows * row.source + columns * column.source for _, rows, columns in counters]
+        strides = [
+            rows * row.source_stride + columns * column.source_stride
+            for _, rows, columns in counters
+        ]
         self.k.copy(self.load.alloc().region(0, sizes), self.x.region(source, sizes, strides))
         self.load.enqueue()
         loaded = self.load.dequeue()
@@ -397,8 +402,10 @@ class _Writer:
         y_sizes = [width - skip, units[0], turn.rows]
         tile_strides = [turn.rows, width * turn.rows, 1]
         tile_rows = self.store.dequeue().region(skip * turn.rows, y_sizes, tile_strides)
-        y_strides = (column.target, turn.rows * row.target, row.target)
-        self.k.copy(self.y.region(target + skip * column.target, y_sizes, y_strides), tile_rows)
+        y_strides = (column.target_stride, turn.rows * row.target_stride, row.target_stride)
+        self.k.copy(
+            self.y.region(target + skip * column.target_stride, y_sizes, y_strides), tile_rows
+        )
         self.store.free()
 
     # -- three ways to transpose ------------------------------------------------------------------
