@@ -5,7 +5,8 @@ cut, the sizes of the slices and their order. Every operator has a slice rule, w
 ranges of its inputs that a range of its output needs: rows 0 .. 7 of a 3 x 3 convolution with
 padding 1 need rows 0 .. 8. Applied from the outputs of a region backwards, the rules give the range
 of every tensor in every slice. Each node of the region becomes one node per slice, which reads only
-these ranges. Weights are not cut: all slices read the same ones, which later slices find in L2.
+these ranges. A weight is cut if a slice needs only a range of it, as with slices of channels;
+otherwise all slices read the same weight, which later slices find in L2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Defines tensors during import (in the graph or known), their types, and a model's inputs.
+"""Defines tensors during import, their element types, and a model's inputs.
 
+A tensor is known if its values do not depend on the inputs; all others become tensors of the graph.
 Each ONNX element type has a number format in a graph: int64 becomes int32 (values are checked: see
-`Graph.narrowed`), bool becomes 0 or 1 in the format of the node that computes it. A tensor is known
-if its values do not depend on the inputs.
+`Graph.narrowed`), bool becomes 0 or 1 in the format of the node that computes it.
 """
 
 from __future__ import annotations
@@ -59,14 +59,17 @@ FORMATS = {
 TYPES_WITHOUT_FORMAT = ("int64", "bool")
 """Element types that have no format of their own: the graph stores them in `Graph.elements`."""
 FLOATS = ("float32", "float16", "bfloat16")
+"""Types of operators on real numbers, such as Exp."""
 NUMBERS = (*FLOATS, "int32", "int64")
-"""Types with which a graph computes; evaluation raises an error for int64 beyond 32 bits."""
+"""Types of operators that have no form for 8-bit integers, such as Sum and CumSum."""
 COMPUTED_TYPES = (*NUMBERS, "int8", "uint8")
-"""Types of arithmetic and comparisons."""
+"""Types of operators that take 8-bit integers as well, such as Add, Max and Less."""
 GRAPH_TYPES = tuple(FORMATS)
+"""Types that a graph can hold, for operators that only move or compare elements."""
 ALL_TYPES = tuple(NUMPY)
 """Types that a known tensor may have; those without a format cannot become a graph's tensor."""
 INTEGERS = ("int64", "int32")
+"""Integers that a graph stores in 32 bits; also the types of indices, axes and counts."""
 BITWISE_TYPES = ("int32", "int8", "uint8")
 """Integer types for operators on bits: a graph holds only 32 bits of int64."""
 MAX_FOLDED_ELEMENTS = 2**18

@@ -127,8 +127,8 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
     # more components than this cannot stand out: the later ones are noise
     last_candidate = min(math.ceil(rows / (1 + alpha)) - 1, rows) - 1
     tail = squares[min(max(last_candidate, 0) + 1, rows - 1) :]
-    # The noise is large enough to keep those below the limit, and as large as their mean; it is at
-    # most what all components would amount to if all were noise.
+    # The noise is large enough to keep the later components below the limit, and as large as their
+    # mean; it is at most what all components would amount to if all were noise.
     low = max(tail[0] / (columns * limit), float(tail.mean()) / columns)
     high = float(squares.sum()) / (rows * columns)
     if not low < high:
@@ -167,8 +167,8 @@ def rank_of(thin: Thin, estimate: int) -> int:
 def _unfolded(thin: Thin, weights: ir.Values) -> ir.Values:
     """Return the weights as a matrix (channels and first taps, features and second taps)."""
     first_tap, second_tap = (2, 3) if thin.rows_first else (3, 2)
-    order = weights.astype(np.float64).transpose(1, first_tap, 0, second_tap)
-    return order.reshape(order.shape[0] * order.shape[1], -1)
+    transposed = weights.astype(np.float64).transpose(1, first_tap, 0, second_tap)
+    return transposed.reshape(transposed.shape[0] * transposed.shape[1], -1)
 
 
 def split_weights(thin: Thin, weights: ir.Values, rank: int) -> tuple[ir.Values, ir.Values]:
@@ -190,10 +190,11 @@ def split_weights(thin: Thin, weights: ir.Values, rank: int) -> tuple[ir.Values,
 
 
 def decomposed(graph: Graph, ranks: dict[str, int] | None = None) -> tuple[Graph, dict[str, int]]:
-    """Return the graph with its wide convolutions split, and the ranks by convolution.
+    """Return the graph with its large convolutions split (`thin_of`), and the ranks by convolution.
 
-    `ranks`, of an earlier call, splits the same ones again. Convolutions that would not get fewer
-    weights stay. Raises `InputError` for a rank that no such convolution has.
+    With the `ranks` that an earlier call returned, the same convolutions are split. Convolutions
+    that would not get fewer weights stay. Raises `InputError` for a rank that no such convolution
+    has.
     """
     draft = Draft(graph)
     used = dict[str, int]()
