@@ -98,8 +98,8 @@ class Timed:
         task_s = (queued start + cycles) / clock. The host's part of a cold launch comes before the
         task and is not in it.
         """
-        start = start_cycles(self.chip, "queued", int(self.mix_cycles))
-        return (int(self.cycles) + start) / self.chip.clock_hz
+        queued_cycles = start_cycles(self.chip, "queued", int(self.mix_cycles))
+        return (int(self.cycles) + queued_cycles) / self.chip.clock_hz
 
     @property
     def ops_per_s(self) -> float:
@@ -264,8 +264,8 @@ class Timeline(Timed):
         spans = self.spans
         if not spans:
             return ()
-        # Backwards from the span whose result is visible last, to a span that did not wait.
-        # of two spans that end at the same time the later one counts
+        # Backwards from the span whose result is visible last, to a span that did not wait. Of two
+        # spans that end at the same time the later one counts.
         index = max(range(len(spans)), key=lambda i: (spans[i].end + tails[spans[i].pipe], i))
         chain = []
         while index >= 0:
@@ -387,7 +387,7 @@ class KernelTimeline(Timed):
 
     @property
     def bound_by(self) -> str:
-        """The limit that holds for most of the cycles: "launch", "sync", "memory", or a pipe."""
+        """The limit of the largest share of the cycles: "launch", "sync", "memory", or a pipe."""
         if self.launch_cycles > self.cycles:
             return "launch"
         # phases of 800 and 300 cycles bound by MTE2 outweigh one of 900 bound by the cube

@@ -87,8 +87,8 @@ class Placed(Formula):
     `scope` is the buffer, `depth` its number of slots, `align` the elements to which rows in UB are
     rounded up. `attach` is (stage, loop) if this tile is computed inside that loop of that stage,
     ("y", "") if in front of its loops; `bound` are the loops shared over the cores. Loops in front
-    of `vector_at` become loops of the program; whole-tile instructions do `vector_at` and the loops
-    behind it, for a stage that is `tensorized` those of the cube.
+    of `vector_at` become loops of the program. The loop `vector_at` and those behind it are done by
+    instructions on whole tiles: of the cube if the stage is `tensorized`, else of the vector unit.
     """
 
     loops: tuple[Leaf, ...] = ()
@@ -157,7 +157,8 @@ def overwrites(state: "State", stage: Stage) -> str:
     names = [s.name for s in state.stages]
     # A guarded last step computes some elements again, from inputs that are overwritten by then.
     recomputes = any(x.tail == "guard" and x.width > 1 for x in stage.loops)
-    # A fold reads elements again that it has written; a copy between memories is not in place.
+    # A fold reads elements again that it has written; a copy between memories is not in place, and
+    # neither is a stage outside UB.
     if first_call is None or stage.fold or stage.is_copy or stage.scope != "UB" or recomputes:
         return ""
     names_so_far = names[: names.index(stage.name) + 1]
@@ -181,15 +182,16 @@ def overwrites(state: "State", stage: Stage) -> str:
 def _first_call(expr: Expr, lane: str) -> Call | None:
     """Return the operation that is evaluated first, or None if several may be.
 
-    In mul(exp(a[i, j]), b[i]) that is exp: the only operand computed along the axis `lane`.
+    If one operand alone is computed along the axis `lane`, its first operation is the first of all.
+    In mul(exp(a[i, j]), b[i]) that is exp.
     """
     # Equal operands are computed once: exp(a) * exp(a) has one.
     args = dict.fromkeys(expr.args) if isinstance(expr, Call) else ()
     # mul(exp(a[i, j]), exp(b[i])): b has no j, so that exp(a) is the only candidate
-    along_lane = [a for a in args if isinstance(a, Call) and _reads_along(a, lane)]
-    if len(along_lane) == 1:
-        return _first_call(along_lane[0], lane)
-    return expr if isinstance(expr, Call) and not along_lane else None
+    calls_along_lane = [a for a in args if isinstance(a, Call) and _reads_along(a, lane)]
+    if len(calls_along_lane) == 1:
+        return _first_call(calls_along_lane[0], lane)
+    return expr if isinstance(expr, Call) and not calls_along_lane else None
 
 
 def _reads_along(expr: Call, lane: str) -> bool:
