@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -248,11 +248,7 @@ def pinned_shapes(
     size_of_symbol: dict[str, int] = {}
     first_input: dict[str, str] = {}
     for name, sizes in stated.items():
-        for axis, (symbol, size) in enumerate(
-            zip(sizes or (), shapes_of[name] or (), strict=False)
-        ):
-            if not symbol or isinstance(symbol, int) or isinstance(size, str):
-                continue
+        for axis, symbol, size in _symbols_with_sizes(sizes, shapes_of[name]):
             # "batch" of two inputs must be one number: 2 (x axis 0) and 4 (mask axis 0) raise an
             # error
             first_place = first_input.setdefault(symbol, f"{name} axis {axis}")
@@ -262,6 +258,14 @@ def pinned_shapes(
     return {
         name: _without_symbols(name, sizes, size_of_symbol) for name, sizes in shapes_of.items()
     }
+
+
+def _symbols_with_sizes(stated: Sizes, pinned: Sizes) -> Iterator[tuple[int, str, int]]:
+    """Yield (axis, symbol, size) for each symbol of the model whose size is a number by now."""
+    # ("batch", 3, "h") pinned to (2, 3, "h"): axis 0, "batch", 2
+    for axis, (symbol, size) in enumerate(zip(stated or (), pinned or (), strict=False)):
+        if symbol and isinstance(symbol, str) and not isinstance(size, str):
+            yield axis, symbol, size
 
 
 def _with_stated_sizes(name: str, sizes: Sizes, given: Sequence[int] | None) -> Sizes:

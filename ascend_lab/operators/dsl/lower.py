@@ -35,7 +35,7 @@ from ascend_lab.operators.dsl.schedule import (
     moves_only,
     roots,
 )
-from ascend_lab.operators.dsl.stages import Fixed, Leaf, Stage, State, bare
+from ascend_lab.operators.dsl.stages import Fixed, Leaf, Stage, State, copied_element
 from ascend_lab.operators.dsl.tiles import Group, Tiles
 
 CoreShare = tuple[int, int, int]
@@ -363,7 +363,7 @@ class Nest:
 
     def _write_copy(self, stage: Stage, box: Box) -> None:
         """Write the copy of a box between GM and UB."""
-        read = bare(stage.expr)
+        read = copied_element(stage.expr)
         assert read is not None
         dst = self.tiles.exact_output_view(stage, box)
         src = self.tiles.view(read, box, stage.axes)

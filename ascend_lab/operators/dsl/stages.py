@@ -73,7 +73,7 @@ class Formula:
             "shape": tuple([a.extent for a in self.axes]),
             "reads": reads,
             "sources": tuple(dict.fromkeys([r.source for r in reads])),
-            "is_copy": bare(self.expr) is not None and not self.fold,
+            "is_copy": copied_element(self.expr) is not None and not self.fold,
             "is_cube": getattr(self.expr, "op", "") == "mac",
         }
         for name, value in derived.items():
@@ -140,7 +140,7 @@ class Stage(Placed):
         return self.loops.index(self.loop(name))
 
 
-def bare(expr: Expr) -> Read | None:
+def copied_element(expr: Expr) -> Read | None:
     """Return the element that an expression only copies, or None."""
     element = expr.args[0] if isinstance(expr, Call) and expr.op == "vcopy" else expr
     return element if isinstance(element, Read) else None
@@ -379,13 +379,13 @@ def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool
         expr,
         fold=body.fold,
         reduce=reduce,
-        loops=fresh(axes, reduce),
+        loops=loops_of_axes(axes, reduce),
         output=output,
         logical=logical,
     )
 
 
-def fresh(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:
+def loops_of_axes(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:
     """Return one loop per axis."""
     return tuple(Leaf(a.name, a.name, a.extent, 1, a.reduce) for a in (*axes, *reduce))
 
@@ -394,7 +394,7 @@ def copy_of(name: str, source: Stage | Fixed | Input, view: Shape = ()) -> Stage
     """Return a tile in UB that copies a tensor, under the shape `view` if one is given."""
     axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(view or source.shape))
     copy = Call("vcopy", (Read(source.name, source.dtype, identity(axes), view),), source.dtype)
-    return Stage(name, source.dtype, axes, copy, loops=fresh(axes), scope="UB")
+    return Stage(name, source.dtype, axes, copy, loops=loops_of_axes(axes), scope="UB")
 
 
 def redirect(stage: Stage, old_source: str, new_source: str) -> Stage:
