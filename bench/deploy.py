@@ -9,7 +9,7 @@ import numpy as np
 
 from ascend_lab.compiler import Graph, zoo
 from ascend_lab.deploy.compress import LayerPlan, Plan, Quantised, at_batch, quantise_graph
-from ascend_lab.deploy.compress.deployed import ledger
+from ascend_lab.deploy.compress.deployed import costs_before_and_after
 from ascend_lab.deploy.compress.digits import convolutional, load_digits, trained, transformer
 from ascend_lab.deploy.compress.mixed import choose
 from bench.table import Figure
@@ -46,7 +46,7 @@ def _resnet50() -> Iterator[Figure]:
     small = calibrated(zoo.build("resnet50", batch=1))
     found = at_batch(small, zoo.build("resnet50", batch=BATCH), Plan())
     for chip in CHIPS:
-        half, byte = ledger(found.graph, found.layers, chip)
+        half, byte = costs_before_and_after(found.graph, found.layers, chip)
         ratio = half.time_s / byte.time_s
         weights = byte.weight_bytes / half.weight_bytes
         title = f"ResNet-50 int8 of fp16, batch {BATCH}, {chip}"

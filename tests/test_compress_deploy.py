@@ -14,7 +14,7 @@ from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.compiler.passes import run_passes
 from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy import compress
-from ascend_lab.deploy.compress.deployed import ledger
+from ascend_lab.deploy.compress.deployed import costs_before_and_after
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators import ops
@@ -304,8 +304,10 @@ def test_a_deployed_graph_computes_what_the_fake_quantised_one_does(asymmetric):
     again = import_onnx(compress.qdq_model(found))
     one, two = (compile_stages(g, "Ascend310P3").timeline() for g in (whole, again))
     assert one.time_s == pytest.approx(two.time_s, rel=0.02)
-    half, byte = ledger(graph, found.layers, "Ascend310P3")
-    assert byte.weight_bytes < 0.62 * half.weight_bytes and byte.kernels <= half.kernels + 2
+    half, byte = costs_before_and_after(graph, found.layers, "Ascend310P3")
+    assert (
+        byte.weight_bytes < 0.62 * half.weight_bytes and byte.kernel_count <= half.kernel_count + 2
+    )
 
 
 def test_records_that_do_not_fit_are_refused_by_name():

@@ -162,11 +162,11 @@ def test_what_makes_numbers_of_zeros_keeps_its_channels():
     [((64, 64, 3, 3), 32), ((128, 128, 3, 3), 64), ((64, 3, 7, 7), 16), ((64, 64, 5, 5), 48)],
 )
 def test_ranks_of_noise_are_the_golden_ones(shape, rank):
-    thin = low_rank.Thin(shape[0], shape[1], shape[2:])
+    thin = low_rank.ConvSizes(shape[0], shape[1], shape[2:])
     weights = np.random.default_rng(0).normal(size=shape)
     found = low_rank.evbmf_rank(low_rank._unfolded(thin, weights))
     assert found == 0 and low_rank.rank_of(thin, found) == rank
-    assert low_rank.rank_of(low_rank.Thin(512, 512, (3, 3)), 0) == 304
+    assert low_rank.rank_of(low_rank.ConvSizes(512, 512, (3, 3)), 0) == 304
 
 
 def test_the_rank_of_a_signal_in_noise_is_found():
@@ -183,7 +183,7 @@ def test_kinds_are_the_golden_ones_and_the_rest_is_left_alone():
     cases = [(128, 64, (3, 5), "FCFK"), (128, 64, (5, 3), "FCSK"), (64, 128, (5, 3), "SCSK"),
              (3, 64, (7, 7), "SCFK")]  # fmt: skip
     for channels, features, kernel, kind in cases:
-        assert low_rank.Thin(features, channels, kernel).kind == kind
+        assert low_rank.ConvSizes(features, channels, kernel).kind == kind
     left = [(63, 64, 3, {}), (3, 64, 3, {}), (64, 64, 1, {}), (64, 64, 3, {"stride": 3}),
             (64, 64, 3, {"groups": 2}), (64, 64, 3, {"dilation": 2}),
             (64, 64, 3, None)]  # fmt: skip

@@ -42,7 +42,7 @@ def test_spans_fill_each_pipe_in_order(case):
     for span in timeline.spans:
         assert span.start == free[span.pipe]
         assert span.end - span.start >= span.stall_cycles >= 0
-        assert bool(span.cause) == bool(span.stall_cycles)
+        assert bool(span.waited_for) == bool(span.stall_cycles)
         assert span.previous < len(timeline.spans)
         free[span.pipe] = span.end
         if not span.name.startswith(("wait_flag", "set_flag", "barrier")):

@@ -47,7 +47,7 @@ class Deadline:
 
     @property
     def limit_s(self) -> float | None:
-        """Seconds until the deadline, or None if there is no limit."""
+        """The same as `remaining_s`, but None instead of infinity if there is no limit."""
         return None if math.isinf(self.end) else self.remaining_s
 
     @property
@@ -107,11 +107,11 @@ class Alarm:
 
 
 Measure = Callable[[Point], float]
-Attempt = tuple[float, str]
+Answer = tuple[float, str]
 """Cost and note of a candidate."""
 OnAnswer = Callable[[int, float, str], None]
 """Receives the index in the list, the cost and the note of each candidate."""
-MAX_ATTEMPTS = 2
+MAX_ROUNDS = 2
 """A candidate whose worker process died this many times counts as failed."""
 WORKER_DIED = "its worker process died"
 UNMEASURED_NOTES = (
@@ -146,7 +146,7 @@ class _TooLongError(Exception):
 
 
 @few_collections()
-def attempt(measure: Measure, point: Point, limit_s: float | None = None) -> Attempt:
+def attempt(measure: Measure, point: Point, limit_s: float | None = None) -> Answer:
     """Measure a candidate: return its cost and "", or infinity and the reason why it failed."""
     try:
         with Alarm(limit_s, _TooLongError):
@@ -178,14 +178,14 @@ class Workers:
         points: Sequence[Point],
         limit_s: float | None = None,
         on_answer: OnAnswer | None = None,
-    ) -> list[Attempt]:
+    ) -> list[Answer]:
         """Return cost and note of each point, in their order.
 
         `on_answer` is called for every point as soon as it is measured. Raises `WorkersLostError`.
         """
-        done: dict[int, Attempt] = {}
+        done: dict[int, Answer] = {}
 
-        def add(index: int, answer: Attempt) -> None:
+        def add(index: int, answer: Answer) -> None:
             done[index] = answer
             if on_answer:
                 on_answer(index, *answer)
@@ -196,9 +196,9 @@ class Workers:
             return list(done.values())
         # When a process dies, the executor loses all candidates it was given. All of them are
         # measured again, now one by one, so that only the candidate at fault fails again.
-        for attempt_number in range(1, MAX_ATTEMPTS + 1):
+        for round_number in range(1, MAX_ROUNDS + 1):
             pending = [i for i in range(len(points)) if i not in done]
-            groups = [pending] if attempt_number == 1 else [[i] for i in pending]
+            groups = [pending] if round_number == 1 else [[i] for i in pending]
             for group in groups:
                 self._measure_group(measure, {i: points[i] for i in group}, limit_s, add)
         failed = [i for i in range(len(points)) if i not in done]
@@ -214,10 +214,10 @@ class Workers:
         measure: Measure,
         points: Mapping[int, Point],
         limit_s: float | None,
-        add: Callable[[int, Attempt], None],
+        add: Callable[[int, Answer], None],
     ) -> None:
         """Measure some points at once and `add` their results, but for those whose worker died."""
-        futures: dict[int, Future[Attempt]] = {}
+        futures: dict[int, Future[Answer]] = {}
         is_broken = False
         for i, point in points.items():
             try:
@@ -246,8 +246,8 @@ class Workers:
             self.close()
 
     def _answer(
-        self, future: Future[Attempt], futures: Sequence[Future[Attempt]], limit_s: float | None
-    ) -> Attempt | None:
+        self, future: Future[Answer], futures: Sequence[Future[Answer]], limit_s: float | None
+    ) -> Answer | None:
         """Wait for a measurement and return it, or None if its worker died."""
         self._await(future, futures, limit_s)
         try:
@@ -270,7 +270,7 @@ class Workers:
         """
         if not isinstance(self.executor, _Cluster):
             return
-        limit_s = math.inf if limit_s is None else limit_s + GRACE_S
+        patience_limit_s = math.inf if limit_s is None else limit_s + GRACE_S
         last_healthy_s = time.monotonic()
         last_answer_s = last_healthy_s
         last_count = 0
@@ -284,8 +284,8 @@ class Workers:
                 last_count = count
                 last_answer_s = now_s
             patience_s = PATIENCE_S if trouble == NO_WORKERS else SILENCE_S
-            if now_s - last_healthy_s > patience_s or now_s - last_answer_s > limit_s:
-                raise self._lost(trouble or f"no answer in {limit_s:g} s")
+            if now_s - last_healthy_s > patience_s or now_s - last_answer_s > patience_limit_s:
+                raise self._lost(trouble or f"no answer in {patience_limit_s:g} s")
 
     def _check_alive(self) -> None:
         """Raise `WorkersLostError` if the workers cannot even evaluate `int()`."""

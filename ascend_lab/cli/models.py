@@ -44,7 +44,7 @@ def _zoo(arguments: argparse.Namespace) -> int:
     from ascend_lab.compiler import zoo
 
     if arguments.chip is not None:
-        return _why(arguments)
+        return _print_reasons(arguments)
     if arguments.name is None:
         common.refuse_idle(arguments, "with a model's name", "--width", "--resolution")
         # Counts of batch 1 are stored: building all 74 graphs takes a while.
@@ -62,11 +62,11 @@ def _zoo(arguments: argparse.Namespace) -> int:
         )
         rows = {data["name"]: data}
     # The last column has no width: two blanks separate its head and cells from the numbers.
-    cells = [
+    rows_of_cells = [
         (name, row["parameters"], row["macs"], f" {row['input_name']} {_by_x(row['input_shape'])}")
         for name, row in rows.items()
     ]
-    lines = columns(COUNT_COLUMNS, cells)
+    lines = columns(COUNT_COLUMNS, rows_of_cells)
     if arguments.name is not None:
         lines.append(f"source: {data['source']}")
     emit(arguments.json, data, lines)
@@ -78,7 +78,7 @@ def _by_x(sizes: Iterable[int]) -> str:
     return "x".join(map(str, sizes))
 
 
-def _why(arguments: argparse.Namespace) -> int:
+def _print_reasons(arguments: argparse.Namespace) -> int:
     """Print why a model takes as long as it does on a chip."""
     from ascend_lab.compiler.zoo import why, why_lines
 
@@ -125,18 +125,23 @@ def _migrate(arguments: argparse.Namespace) -> int:
     data = {**migration.report, "output": arguments.output if migration.model is not None else None}
     if arguments.output and migration.model is not None:
         write_whole(arguments.output, migration.model.SerializeToString())
+    lines = _report_lines(data)
     if arguments.report:
-        plain = json.dumps(data, indent=2) if ending == ".json" else "\n".join(_lines(data))
-        write_whole(arguments.report, _html(data) if ending == ".html" else f"{plain}\n")
-    # A model that the chip refuses has a report, and no file; the exit code says so too.
-    lines = _lines(data)
+        if ending == ".html":
+            report = _html(data)
+        elif ending == ".json":
+            report = json.dumps(data, indent=2) + "\n"
+        else:
+            report = "\n".join(lines) + "\n"
+        write_whole(arguments.report, report)
     if migration.model is None and arguments.output is not None:
         lines.append(f"{arguments.output}: not written: the model is refused")
     emit(arguments.json, data, lines)
+    # A model that the chip refuses has a report, and no file; the exit code says so too.
     return 0 if migration.model is not None else 1
 
 
-def _lines(data: Mapping[str, Any]) -> list[str]:
+def _report_lines(data: Mapping[str, Any]) -> list[str]:
     """Return the report as lines of text."""
     lines = [f"{data['model']} on {data['chip']}: {data['nodes']} nodes"]
     lines.append("  " + ", ".join(f"{n} {verdict}" for verdict, n in data["totals"].items() if n))
@@ -151,7 +156,7 @@ def _lines(data: Mapping[str, Any]) -> list[str]:
 def _html(data: Mapping[str, Any]) -> str:
     """Return the report as a page that needs no other file; all texts are escaped."""
 
-    def cells(row: Iterable[object], tag: str) -> str:
+    def html_row(row: Iterable[object], tag: str) -> str:
         """Return a row of a table in HTML."""
         inner = "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row)
         return f"<tr>{inner}</tr>"
@@ -161,18 +166,19 @@ def _html(data: Mapping[str, Any]) -> str:
     parts = [top, f"<style>{STYLE}</style><h1>{head}</h1><p>{data['nodes']} nodes</p>"]
     for title, headers, rows in _tables(data):
         if rows:
-            body = "".join(cells(row, "td") for row in rows)
-            parts.append(f"<h2>{escape(title)}</h2><table>{cells(headers, 'th')}{body}</table>")
+            body = "".join(html_row(row, "td") for row in rows)
+            parts.append(f"<h2>{escape(title)}</h2><table>{html_row(headers, 'th')}{body}</table>")
     return "\n".join(parts) + "</html>\n"
 
 
-Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
+Row = tuple[object, ...]
+Table = tuple[str, tuple[str, ...], list[Row]]
 """A title, heads of columns, and rows."""
 
 
 def _tables(data: Mapping[str, Any]) -> list[Table]:
     """Return the tables of a migration report, including those without rows."""
-    nodes: list[tuple[object, ...]] = [
+    nodes: list[Row] = [
         (
             row["source_op"],
             row["count"],
@@ -183,23 +189,25 @@ def _tables(data: Mapping[str, Any]) -> list[Table]:
         )
         for row in data["rows"]
     ]
-    moved = [(m["node"], m["op"], m["engine"], m["reason"]) for m in data["moved"]]
-    padded = [
+    moved: list[Row] = [(m["node"], m["op"], m["engine"], m["reason"]) for m in data["moved"]]
+    padded: list[Row] = [
         (p["tensor"], p["shape"], p["layout"], f"{p['zeros']:.0%} zeros", p["advice"])
         for p in data["padded"]
     ]
-    passes = [(name, count) for name, count in data["passes"].items()]
-    outputs = [(name, f"{error:.1e}") for name, error in data.get("max_error", {}).items()]
-    refused = [(data["refused"],)] if "refused" in data else []
-    kept = [(data["kept"],)] if "kept" in data else []
+    passes: list[Row] = [(name, matches) for name, matches in data["passes"].items()]
+    outputs: list[Row] = [
+        (name, f"{error:.1e}") for name, error in data.get("max_error", {}).items()
+    ]
+    refused: list[Row] = [(data["refused"],)] if "refused" in data else []
+    kept: list[Row] = [(data["kept"],)] if "kept" in data else []
     return [
         ("nodes", ("operator", "count", "verdict", "replaced by", "max error", "advice"), nodes),
-        ("refused", ("reason",), list(refused)),
-        ("kept", ("what and why",), list(kept)),
-        ("moved to another engine", ("node", "operator", "engine", "reason"), list(moved)),
-        ("padded", ("tensor", "shape", "layout", "zeros", "advice"), list(padded)),
-        ("passes", ("name", "matches"), list(passes)),
-        ("largest error of the migrated model", ("output", "error"), list(outputs)),
+        ("refused", ("reason",), refused),
+        ("kept", ("what and why",), kept),
+        ("moved to another engine", ("node", "operator", "engine", "reason"), moved),
+        ("padded", ("tensor", "shape", "layout", "zeros", "advice"), padded),
+        ("passes", ("name", "matches"), passes),
+        ("largest error of the migrated model", ("output", "error"), outputs),
     ]
 
 
@@ -216,14 +224,14 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     low, high = (
         float(end - scale.offset) * scale.scale for end in scales.integer_range(scale.bits)
     )
-    narrow = values.astype(np.float32)
+    values_fp32 = values.astype(np.float32)
     data = {
         "method": arguments.method,
         "scale": scale.scale,
         "offset": scale.offset,
         "bits": scale.bits,
         "range": [low, high],
-        "signal_to_noise_db": signal_to_noise_db(narrow, scale.fake_quantise(narrow)),
+        "signal_to_noise_db": signal_to_noise_db(values_fp32, scale.fake_quantise(values_fp32)),
     }
     lines = [
         f"{arguments.values}: {values.size:,} values, {arguments.method}, {scale.bits} bits",
@@ -236,7 +244,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 def _quantize(arguments: argparse.Namespace) -> int:
     """Write a model with its layers in eight bits, and print how far its outputs are off."""
-    from ascend_lab.deploy import compress as c
+    from ascend_lab.deploy.compress import qdq_model, records_text
 
     subject = quantising.subject_of(arguments.model, arguments.calibration)
     plan = _plan(arguments, subject.graph)
@@ -245,7 +253,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
     held_out = subject.held_out(arguments.held_out, plan)
     quantised, left_out = subject.quantised(plan)
     # The source keeps its nodes and names: pairs are put between them.
-    model = c.qdq_model(quantised, subject.source, subject.graph)
+    model = qdq_model(quantised, subject.source, subject.graph)
     written: bytes = model.SerializeToString()
     used = subject.feeds[: plan.batches]  # a configuration may ask for fewer batches
     data: dict[str, Any] = {
@@ -267,7 +275,7 @@ def _quantize(arguments: argparse.Namespace) -> int:
         data["fixed_because"] = subject.fixed_because
     write_whole(arguments.output, written)
     if arguments.records:
-        write_whole(arguments.records, c.records_text(quantised.layers))
+        write_whole(arguments.records, records_text(quantised.layers))
     emit(arguments.json, data, _quantised_lines(data))
     return 0
 
@@ -299,9 +307,9 @@ def _quantised_lines(data: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _batches(count: int) -> str:
+def _batches(number: int) -> str:
     """Return a number of batches in words."""
-    return f"{count} {'batches' if count > 1 else 'batch'}"
+    return f"{number} {'batches' if number > 1 else 'batch'}"
 
 
 def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:

@@ -1,6 +1,7 @@
-"""Times networks with and without the special kernels, those of single shapes or operators.
+"""Times networks with and without special kernels.
 
-Without them every operator has the general kernel of its kind.
+A special kernel is written for one shape or one operator. Without them every operator has the
+general kernel of its kind.
 """
 
 import math
@@ -11,7 +12,7 @@ from ascend_lab.machine.chip import load_chip
 from ascend_lab.plugins import without_special_kernels
 
 Row = tuple[str, int, str]
-"""A network, its images, a chip."""
+"""A network, its batch size, a chip."""
 NETWORKS = ("alexnet", "mobilevit_block", "shufflenet_v2", "squeezenet")
 CHIPS = ("Ascend310P3", "Ascend910A", "Ascend910B2")
 SMALL_ROWS: tuple[Row, ...] = tuple((name, 1, chip) for name in NETWORKS for chip in CHIPS)

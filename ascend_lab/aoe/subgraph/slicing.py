@@ -5,7 +5,8 @@ cut, the sizes of the slices and their order. Every operator has a slice rule, w
 ranges of its inputs that a range of its output needs: rows 0 .. 7 of a 3 x 3 convolution with
 padding 1 need rows 0 .. 8. Applied from the outputs of a region backwards, the rules give the range
 of every tensor in every slice. Each node of the region becomes one node per slice, which reads only
-these ranges. Weights are not cut: all slices read the same ones, which later slices find in L2.
+these ranges. A weight is cut if a slice needs only a range of it, as with slices of channels;
+otherwise all slices read the same weight, which later slices find in L2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,8 +123,12 @@ class SlicePlan:
     def from_dict(cls, data: Mapping[str, Any]) -> "SlicePlan":
         """Return the plan that `as_dict` wrote."""
         regions = [Region(**{**row, "parts": tuple(row["parts"])}) for row in data["regions"]]
-        options = {"inside": False, **data}  # older files have no "inside"
-        return cls(tuple(regions), **{name: options[name] is True for name in NETWORK_OPTIONS})
+        options = {}
+        for name in NETWORK_OPTIONS:
+            # older files have no "inside"
+            value = data.get(name, False) if name == "inside" else data[name]
+            options[name] = value is True
+        return cls(tuple(regions), **options)
 
     def road(self, chip: Chip, road: Road = DEFAULT_ROAD) -> Road:
         """Return the compiler options (`Road`) under which the plan's kernels are chosen.
@@ -135,7 +140,11 @@ class SlicePlan:
         return replace(road, start=barrier) if self.inside else road
 
     def with_launches(self, compiled: Compiled) -> Compiled:
-        """Return a compiled network with the launches and the prefetching of the plan."""
+        """Return a compiled network with the launches and the prefetching of the plan.
+
+        Tensors from which slices are cut, or into which they are joined, are marked as spilled: an
+        L2 that is a buffer does not hold them.
+        """
         # a scope is a range of tasks that share one launch
         scopes = ((0, len(compiled.tasks)),) if self.one_launch else ()
         spilled = frozenset(_border_tensors(compiled))
@@ -207,7 +216,7 @@ def axis_number(axis: str, tensor_type: TensorType, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Ranges:
+class RegionRanges:
     """How a part of a graph is sliced.
 
     - axes: the axis along which each tensor is cut
@@ -227,7 +236,7 @@ class Ranges:
         return cut_node(self.part, node, self.rules[node.name], self.axes, span)
 
 
-def ranges_of(part: Graph, region: Region) -> Ranges:
+def ranges_of(part: Graph, region: Region) -> RegionRanges:
     """Return the ranges of all tensors in all slices of a region.
 
     Raises `InputError` if a node needs all of a tensor that is cut, or if a tensor would be cut
@@ -252,7 +261,7 @@ def ranges_of(part: Graph, region: Region) -> Ranges:
             if low < high:
                 spans[node.name, i] = low, high
                 computed_end = high
-    return Ranges(part, rules, axes, output_ranges, spans)
+    return RegionRanges(part, rules, axes, output_ranges, spans)
 
 
 def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
@@ -343,12 +352,14 @@ class _Slices:
     """The slices of a region, added to a graph under construction.
 
     - pieces: the slices of each tensor: (slice number, range, name of the slice)
-    - cuts: nodes that cut a range out of a tensor, shared by all readers in all regions
+    - shared_nodes: nodes that cut a range out of a tensor, for all readers in all regions
     """
 
-    def __init__(self, draft: Draft, cuts: dict[Any, str], ranges: Ranges, region: Region) -> None:
+    def __init__(
+        self, draft: Draft, shared_nodes: dict[Any, str], ranges: RegionRanges, region: Region
+    ) -> None:
         self.draft = draft
-        self.cuts = cuts
+        self.shared_nodes = shared_nodes
         self.ranges = ranges
         self.region = region
         self.pieces: dict[str, list[tuple[int, Range, str]]] = {}
@@ -413,9 +424,9 @@ class _Slices:
             # Rows 4 .. 11 are within the slice 0 .. 15. Rows 12 .. 19 are in two slices: they are
             # joined from 12 .. 15 and 16 .. 19.
             if start <= low and high <= end:
-                return self.cut(piece_name, axis, (low - start, high - start))
+                return self.cut_piece(piece_name, axis, (low - start, high - start))
         pieces = [
-            self.cut(piece_name, axis, (max(low, start) - start, min(high, end) - start))
+            self.cut_piece(piece_name, axis, (max(low, start) - start, min(high, end) - start))
             for (start, end), piece_name in sorted(available, key=lambda pair: pair[0])
             if start < high and low < end
         ]
@@ -425,7 +436,7 @@ class _Slices:
         """Return the length of an axis of a tensor."""
         return self.draft.types[name].shape[axis]
 
-    def cut(self, name: str, axis: int, span: Range) -> str:
+    def cut_piece(self, name: str, axis: int, span: Range) -> str:
         """Return a range of an axis of a tensor; the tensor itself if the range is all of it."""
         if span == (0, self.size(name, axis)):
             return name
@@ -441,11 +452,11 @@ class _Slices:
         self, key: tuple[str, int, Range], op: str, reads: Sequence[str], attrs: Mapping[str, Any]
     ) -> str:
         """Return the tensor with this range; append the node that makes it only the first time."""
-        if key not in self.cuts:
+        if key not in self.shared_nodes:
             name, _, (low, high) = key
             piece_name = self.draft.new_name(f"{name}.{low}_{high}")
-            self.cuts[key] = self.append(op, reads, attrs, piece_name)
-        return self.cuts[key]
+            self.shared_nodes[key] = self.append(op, reads, attrs, piece_name)
+        return self.shared_nodes[key]
 
     def append(
         self,
@@ -466,7 +477,7 @@ class _Slices:
         if not cuts:
             return name
         key = (name, *sorted(cuts.items()))
-        if key not in self.cuts:
+        if key not in self.shared_nodes:
             spans = [cuts.get(a, (0, size)) for a, size in enumerate(constant.type.shape)]
             tensor_type = TensorType(tuple(high - low for low, high in spans), constant.type.dtype)
             index = tuple(slice(low, high) for low, high in spans)
@@ -476,8 +487,8 @@ class _Slices:
                 else partial(_part, constant, index)
             )
             ends = "_".join(f"{low}_{high}" for low, high in cuts.values())
-            self.cuts[key] = self.draft.add(Constant(tensor_type, data), f"{name}.{ends}")
-        return self.cuts[key]
+            self.shared_nodes[key] = self.draft.add(Constant(tensor_type, data), f"{name}.{ends}")
+        return self.shared_nodes[key]
 
 
 def _part(constant: Constant, index: tuple[slice, ...]) -> np.ndarray:

@@ -16,7 +16,7 @@ from ascend_lab.aoe.vector.layout import Layout, Nest, lay_out, nest_needs
 from ascend_lab.machine.chip import DTYPE_BYTES
 from ascend_lab.machine.isa import ceil_div
 from ascend_lab.operators import dsl
-from ascend_lab.operators.dsl.auto_tile import block_elements, core_count, long_rows
+from ascend_lab.operators.dsl.auto_tile import block_elements, long_rows, vector_core_count
 from ascend_lab.operators.dsl.lower import lower_stage
 from ascend_lab.operators.dsl.stages import Stage
 
@@ -57,7 +57,7 @@ class NestSpace:
         state = schedule.state
         phase = nest.phase
         root = state.stage(phase.root)
-        self.cores = core_count(schedule)
+        self.cores = vector_core_count(schedule)
         self.extents = {a.name: a.extent for a in root.axes}
         self.last_axis = root.axes[-1].name
         # elements of a block of 32 bytes and of a repeat of 256 bytes

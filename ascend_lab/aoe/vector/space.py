@@ -24,7 +24,7 @@ from ascend_lab.errors import AscendLabError, InputError, ScheduleError, Unsuppo
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators import dsl, dsl as steps
 from ascend_lab.operators.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
-from ascend_lab.operators.dsl.auto_tile import core_count, keeps_lanes
+from ascend_lab.operators.dsl.auto_tile import keeps_lanes, vector_core_count
 from ascend_lab.operators.dsl.schedule import Schedule, Step, create_schedule, moves_only, replay
 from ascend_lab.operators.dsl.stages import Stage, State
 
@@ -111,7 +111,7 @@ def _single_fold(s: Schedule, phase: Phase) -> Stage | None:
 
 def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
     """Return the numbers of parts of a fold that give idle cores work, the largest first."""
-    cores = core_count(s)
+    cores = vector_core_count(s)
     # Without partial folds at most one core per result has work: 64 rows keep 32 cores busy.
     results = math.prod(stage.shape)
     if keeps_lanes(stage):

@@ -36,7 +36,7 @@ KERNELS: Mapping[str, Cut] = {**vector.KERNELS}
 """The table's name -> the function that cuts the graph into kernels; our fusion is the default."""
 ESTIMATES = attention.ESTIMATES
 """The table's name for a kernel that is neither operator nor graph here -> what times it."""
-GROUPS: Mapping[str, Callable[[Work], groups.Groups | groups.WideWeights]] = groups.BUILDERS
+GROUPS: Mapping[str, Callable[[Work], groups.Groups | groups.WidenedWeights]] = groups.BUILDERS
 """The table's name for a product whose kernel is written by hand -> its builder."""
 CASE_NAMES = {"gather": "gather_elements"}
 """A case's name for a kernel -> our name, where our operator of the case's name differs."""

@@ -4,6 +4,7 @@
     grouped_matmul_swiglu_quant  bytes of silu(a) b, (a, b) = (x[rows of g] w[g]) scale[g] token
     weight_quant_batch_matmul    y = x ((w + offset) scale) + bias, w in int8
 
+scale[g] has a number for each column, `token` one for each row, which is a token of a text.
 A mixture of experts sends each row to one expert g; rows are sorted, so that the rows of an expert
 are adjacent: with counts (3, 0, 5) rows 0 .. 2 are multiplied by w[0] and rows 3 .. 7 by w[2]. The
 product is a kernel of `ops.grouped`, or of `kernels.weight_quant` where weights in int8 are widened
@@ -40,7 +41,8 @@ SCALE = Operand("scale", "channel", "fp32")
 class Groups:
     """A grouped product, its epilogue, and the graphs of the kernels before and after it.
 
-    products         the same work as a graph of separate products, for the bound
+    products         the same work as a graph of separate products, from which the lower bound of
+                     the time is computed
     operand_graph    writes the kernel's operands a and b, in its launch if `together`, else before
     result_graph     reads the kernel's result as its input "y"
     """
@@ -58,7 +60,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class WideWeights:
+class WidenedWeights:
     """A product with int8 weights in a single kernel, with no graph before or after it."""
 
     shape: WeightQuantShape
@@ -115,27 +117,29 @@ def grouped_matmul(work: Work) -> Groups:
     loads move whole blocks of 32 bytes.
     """
     known_words(work, ("groups", "rows", "trans_b"))
-    main = work.dtypes[0] if work.dtypes else ""
+    dtype = work.dtypes[0] if work.dtypes else ""
     count = len(work.shapes)
-    if main not in FLOATS or count not in (2, 3) or len(work.dtypes) not in (1, count):
+    if dtype not in FLOATS or count not in (2, 3) or len(work.dtypes) not in (1, count):
         needed = f"{work.operator}: x and w in fp16 or bf16, and a bias"
         raise UnsupportedError(needed, f"{count} in {', '.join(work.dtypes)}", "none is guessed")
-    shape = _shape(work, main)
+    shape = _shape(work, dtype)
     layouts = {"a": "FRACTAL_NZ", "b": "FRACTAL_ZN"}
     if work.attributes.get("trans_b", False):
         layouts["b"] = "FRACTAL_NZ"
-    pairs = zip("ab", work.shapes, strict=False)
-    # 100 columns in fp16 are 200 bytes, 6.25 blocks: such rows are converted
-    rows = {name: size for name, size in pairs if size[-1] * DTYPE_BYTES[main] % BLOCK_BYTES}
-    conversions = _in_blocks({name: (TensorType(rows[name], main), layouts[name]) for name in rows})
+    ragged_operands = {}
+    for name, operand_shape in zip("ab", work.shapes, strict=False):
+        # 100 columns in fp16 are 200 bytes, 6.25 blocks: such rows are converted
+        if operand_shape[-1] * DTYPE_BYTES[dtype] % BLOCK_BYTES:
+            ragged_operands[name] = (TensorType(operand_shape, dtype), layouts[name])
+    conversions = _in_blocks(ragged_operands)
     if count == 2:
         return Groups(shape, None, _products(work, shape), conversions, together=True)
     if work.shapes[2] != (len(shape.rows), shape.n):
         needed = f"{work.operator}: a bias of {len(shape.rows)} x {shape.n}"
         raise InputError(needed, str(work.shapes[2]), "correct that row")
     # bf16 sums are fp32: add the bias, then round once
-    steps = Step("vadd", (SUMS, BIAS.name)), Step("vconv", (0,), dtype=main)
-    epilogue = Epilogue((BIAS,), steps, main)
+    steps = Step("vadd", (SUMS, BIAS.name)), Step("vconv", (0,), dtype=dtype)
+    epilogue = Epilogue((BIAS,), steps, dtype)
     return Groups(shape, epilogue, _products(work, shape), conversions, together=True)
 
 
@@ -157,7 +161,13 @@ def swiglu_quant(work: Work) -> Groups:
         raise InputError(needed, str(work.shapes[2:]), "correct that row")
     epilogue = Epilogue((SCALE,), (), "fp32", Deq(SCALE.name, dtype="fp32"))
     conversions = _in_blocks({"b": (TensorType(work.shapes[1], "int8"), "FRACTAL_NZ")})
-    return Groups(shape, epilogue, _products(work, shape), conversions, _gated(work, shape))
+    return Groups(
+        shape=shape,
+        epilogue=epilogue,
+        products=_products(work, shape),
+        operand_graph=conversions,
+        result_graph=_gated(work, shape),
+    )
 
 
 def _in_blocks(tensors: Mapping[str, tuple[TensorType, str]]) -> Graph | None:
@@ -182,10 +192,8 @@ def _gated(work: Work, shape: GroupedShape) -> Graph:
     net = GraphBuilder(work.operator, "fp32")
     y = net.input("y", (rows, shape.n))
     token = net.input("token", (rows, 1))
-    gate, value = (
-        net.mul(net.slice(y, begin=(0, begin), end=(rows, end)), token)
-        for begin, end in ((0, half), (half, shape.n))
-    )
+    gate = net.mul(net.slice(y, begin=(0, 0), end=(rows, half)), token)
+    value = net.mul(net.slice(y, begin=(0, half), end=(rows, shape.n)), token)
     gated = net.mul(net.silu(gate), value)
     # the largest number of a row becomes 127
     scale = net.muls(net.reduce_max(net.abs(gated), axis=-1, keepdims=True), number=1 / 127)
@@ -214,7 +222,7 @@ def as_groups(work: Work) -> Work:
     return replace(work, operator="grouped_matmul", shapes=shapes, attributes=attributes)
 
 
-def weight_quant(work: Work) -> WideWeights:
+def weight_quant(work: Work) -> WidenedWeights:
     """Return y = x ((w + offset) scale) + bias: x (m, k) in fp16 or bf16, w (k, n) in int8.
 
     A scale follows w, then an offset, a bias, or both. If there is one input after the scale, its
@@ -222,8 +230,8 @@ def weight_quant(work: Work) -> WideWeights:
     """
     known_words(work, ())
     dtypes = one_dtype_each(work)
-    main = dtypes[0]
-    if not 3 <= len(dtypes) <= 5 or main not in FLOATS or dtypes[1] != "int8":
+    dtype = dtypes[0]
+    if not 3 <= len(dtypes) <= 5 or dtype not in FLOATS or dtypes[1] != "int8":
         needed = f"{work.operator}: x in fp16 or bf16, w in int8, a scale, an offset, a bias"
         raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
     x, w = product_of(work)
@@ -234,14 +242,14 @@ def weight_quant(work: Work) -> WideWeights:
     has_bias = len(dtypes) == 5 or (len(dtypes) == 4 and dtypes[3] == "fp32")
     has_offset = len(dtypes) == 5 or (len(dtypes) == 4 and not has_bias)
     net = GraphBuilder(work.operator)
-    data = net.input("x", x, main)
+    x_input = net.input("x", x, dtype)
     weight = net.input("w", w, "int8")
-    net.output(net.matmul(data, net.cast(weight, dtype=main)))
+    net.output(net.matmul(x_input, net.cast(weight, dtype=dtype)))
     for shape in work.shapes[2:]:
         column(work, shape, columns, "fp32")
-    product = WeightQuantShape(x[0], depth, columns, main, has_offset, has_bias)
+    product = WeightQuantShape(x[0], depth, columns, dtype, has_offset, has_bias)
     # the graph leaves out scale, offset and bias: for the bound its product is enough
-    return WideWeights(product, net.build())
+    return WidenedWeights(product, net.build())
 
 
 def spans(shape: GroupedShape) -> list[tuple[int, int]]:
@@ -251,7 +259,7 @@ def spans(shape: GroupedShape) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-BUILDERS: Mapping[str, Callable[[Work], Groups | WideWeights]] = {
+BUILDERS: Mapping[str, Callable[[Work], Groups | WidenedWeights]] = {
     "grouped_matmul": grouped_matmul,
     "grouped_matmul_swiglu_quant": swiglu_quant,
     "weight_quant_batch_matmul": weight_quant,

@@ -339,7 +339,7 @@ _ALLOWED_WORDS = {"reduction": ("none", "sum", "mean"), "activation": ("none", "
 """The words that attributes may have; a function's body would treat any other as one of these."""
 _ELEMENTWISE = ("Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu")
 """Functions whose result has the shape of their input."""
-_NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
+_NUMBERS = {name: number for number, (name, _) in kinds.ELEMENT_TYPES.items()}
 
 
 @converter("SwiGLU", "CausalConvWithState", types=(kinds.FLOATS,))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.compiler.onnx.context import CONVERTERS, Converter
-from ascend_lab.compiler.onnx.tensors import ELEMENTS, NUMPY, Tensor, Values, check_size
+from ascend_lab.compiler.onnx.tensors import ELEMENT_TYPES, NUMPY, Tensor, Values, check_size
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -338,9 +338,9 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     Raises `InputError` if sizes do not match the data, `UnsupportedError` for unknown types.
     """
     where = f"tensor {proto.name or '(unnamed)'}"
-    if proto.data_type not in ELEMENTS:
+    if proto.data_type not in ELEMENT_TYPES:
         raise UnsupportedError(f"{where}: a numeric type", f"type {proto.data_type}", "cast it")
-    elem = ELEMENTS[proto.data_type][0]
+    elem = ELEMENT_TYPES[proto.data_type][0]
     shape = tuple(int(n) for n in proto.dims)
     check_size(where, shape)
     if proto.HasField("segment"):
@@ -373,7 +373,7 @@ def _external(proto: TensorProto, folder: Path | None) -> Callable[[], Values]:
     The file must be in the folder of the model: absolute paths, ".." and links out of it raise an
     error.
     """
-    kind = NUMPY[ELEMENTS[proto.data_type][0]]
+    kind = NUMPY[ELEMENT_TYPES[proto.data_type][0]]
     shape = tuple(proto.dims)
     # {"location": "model.data", "offset": "4096", "length": "1200"}
     entries = {entry.key: entry.value for entry in proto.external_data}

@@ -9,7 +9,7 @@ import numpy as np
 from ascend_lab.compiler.draft import Value
 from ascend_lab.compiler.onnx import export_writer, windows
 from ascend_lab.compiler.onnx.context import Context, converter
-from ascend_lab.compiler.onnx.tensors import BITWISE_TYPES, ELEMENTS, FLOATS, Shape
+from ascend_lab.compiler.onnx.tensors import BITWISE_TYPES, ELEMENT_TYPES, FLOATS, Shape
 from ascend_lab.operators.ops.quantised import OFFSETS, SCALES
 
 _NARROW = ("int8", "uint8")
@@ -138,8 +138,8 @@ def _quantize(ctx: Context) -> Value:
         ctx.unsupported("the scale's precision", f"precision {ctx.attr('precision')}")
     output_dtype = ctx.attr("output_dtype")
     elem = ctx.elem(2) if ctx.has(2) else "uint8"
-    ctx.result = ELEMENTS[output_dtype][0] if output_dtype in ELEMENTS else elem
-    if ctx.result not in _NARROW or (output_dtype and output_dtype not in ELEMENTS):
+    ctx.result = ELEMENT_TYPES[output_dtype][0] if output_dtype in ELEMENT_TYPES else elem
+    if ctx.result not in _NARROW or (output_dtype and output_dtype not in ELEMENT_TYPES):
         ctx.unsupported(
             "output in int8 or uint8", ctx.result if not output_dtype else str(output_dtype)
         )
@@ -161,7 +161,7 @@ def _dequantize(ctx: Context) -> Value:
     output_dtype = ctx.attr("output_dtype")
     known = _known_scale(ctx)
     ctx.result = ctx.elem(1)
-    if output_dtype and ELEMENTS.get(output_dtype, ("",))[0] != ctx.result:
+    if output_dtype and ELEMENT_TYPES.get(output_dtype, ("",))[0] != ctx.result:
         ctx.unsupported("output in the scale's type", f"output_dtype {output_dtype}")
     if known:
         number, offset = known

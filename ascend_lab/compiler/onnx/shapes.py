@@ -141,10 +141,10 @@ def _transpose(ctx: Context) -> Result:
 def _cast(ctx: Context) -> Result:
     """Cast as the standard says: floats truncate, integers wrap, all numbers but 0 are true."""
     result = ctx.attr("to")
-    if ctx.op == "Cast" and result not in kinds.ELEMENTS:
+    if ctx.op == "Cast" and result not in kinds.ELEMENT_TYPES:
         ctx.unsupported("a numeric type", f"type {result}")
     x = ctx.tensor(0)
-    elem = kinds.ELEMENTS[result][0] if ctx.op == "Cast" else ctx.elem(1)
+    elem = kinds.ELEMENT_TYPES[result][0] if ctx.op == "Cast" else ctx.elem(1)
     ctx.result = elem
     if elem == x.elem:
         return x
@@ -252,8 +252,12 @@ def _eye_like(ctx: Context) -> Tensor:
     shape = ctx.shape(0)
     element_number = ctx.attr("dtype")
     k = ctx.attr("k")
-    elem = kinds.ELEMENTS[element_number][0] if element_number in kinds.ELEMENTS else ctx.elem(0)
-    if len(shape) != 2 or (element_number and element_number not in kinds.ELEMENTS):
+    elem = (
+        kinds.ELEMENT_TYPES[element_number][0]
+        if element_number in kinds.ELEMENT_TYPES
+        else ctx.elem(0)
+    )
+    if len(shape) != 2 or (element_number and element_number not in kinds.ELEMENT_TYPES):
         ctx.unsupported("a matrix of numbers", f"{shape}, type {element_number}")
     return Tensor(elem, shape, known=lambda: np.eye(*shape, k=k).astype(kinds.NUMPY[elem]))
 

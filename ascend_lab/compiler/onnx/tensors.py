@@ -1,17 +1,18 @@
-"""Defines tensors during import (in the graph or known), their types, and a model's inputs.
+"""Defines tensors during import, their element types, and a model's inputs.
 
+A tensor is known if its values do not depend on the inputs; all others become tensors of the graph.
 Each ONNX element type has a number format in a graph: int64 becomes int32 (values are checked: see
-`Graph.narrowed`), bool becomes 0 or 1 in the format of the node that computes it. A tensor is known
-if its values do not depend on the inputs.
+`Graph.narrowed`), bool becomes 0 or 1 in the format of the node that computes it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Values = np.ndarray
 Shape = tuple[int, ...]
 
-ELEMENTS: dict[int, tuple[str, Any]] = {
+ELEMENT_TYPES: dict[int, tuple[str, Any]] = {
     1: ("float32", np.float32),
     2: ("uint8", np.uint8),
     3: ("int8", np.int8),
@@ -43,8 +44,8 @@ ELEMENTS: dict[int, tuple[str, Any]] = {
 }
 """Element type and NumPy type by their number in `TensorProto.DataType`."""
 with suppress(ImportError):  # a browser may lack ml_dtypes: such files are refused there
-    ELEMENTS[16] = ("bfloat16", numpy_type("bf16"))
-NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in ELEMENTS.values()}
+    ELEMENT_TYPES[16] = ("bfloat16", numpy_type("bf16"))
+NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in ELEMENT_TYPES.values()}
 FORMATS = {
     "float32": "fp32",
     "float16": "fp16",
@@ -59,14 +60,17 @@ FORMATS = {
 TYPES_WITHOUT_FORMAT = ("int64", "bool")
 """Element types that have no format of their own: the graph stores them in `Graph.elements`."""
 FLOATS = ("float32", "float16", "bfloat16")
+"""Types of operators on real numbers, such as Exp."""
 NUMBERS = (*FLOATS, "int32", "int64")
-"""Types with which a graph computes; evaluation raises an error for int64 beyond 32 bits."""
+"""Types of operators that have no form for 8-bit integers, such as Sum and CumSum."""
 COMPUTED_TYPES = (*NUMBERS, "int8", "uint8")
-"""Types of arithmetic and comparisons."""
+"""Types of operators that take 8-bit integers as well, such as Add, Max and Less."""
 GRAPH_TYPES = tuple(FORMATS)
+"""Types that a graph can hold, for operators that only move or compare elements."""
 ALL_TYPES = tuple(NUMPY)
 """Types that a known tensor may have; those without a format cannot become a graph's tensor."""
 INTEGERS = ("int64", "int32")
+"""Integers that a graph stores in 32 bits; also the types of indices, axes and counts."""
 BITWISE_TYPES = ("int32", "int8", "uint8")
 """Integer types for operators on bits: a graph holds only 32 bits of int64."""
 MAX_FOLDED_ELEMENTS = 2**18
@@ -75,21 +79,23 @@ MAX_ELEMENTS = 2**28
 """Most elements of any tensor."""
 
 
-def in_type(values: Any, kind: str) -> Any:
+def in_type(values: Any, type_name: str) -> Any:
     """Return an array in an ONNX element type, such as an output's.
 
     Raises `GraphError` for integers that exceed the type.
     """
     array = np.asarray(values)
-    if kind == "bool":
+    if type_name == "bool":
         # a graph holds truth values as int32
         return array != 0
-    dtype = NUMPY.get(kind, array.dtype)
+    dtype = NUMPY.get(type_name, array.dtype)
     if dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
         low = int(array.min())
         high = int(array.max())
         if low < np.iinfo(dtype).min or high > np.iinfo(dtype).max:
-            raise GraphError(f"an output in {kind}", f"numbers from {low} to {high}", "cast it")
+            raise GraphError(
+                f"an output in {type_name}", f"numbers from {low} to {high}", "cast it"
+            )
     return array.astype(dtype, copy=False)
 
 
@@ -146,16 +152,20 @@ class Tensor:
             # one number everywhere: where elements move to makes no difference
             mapped_known = self.known
         elif callable(self.known):
-            mapped_known = lambda: change(self.array())  # noqa: E731
+            mapped_known = partial(_changed, self, change)
         else:
             mapped_known = change(self.array())
         return Tensor(self.elem, shape, known=mapped_known)
 
 
+def _changed(tensor: Tensor, change: Callable[[Values], Values]) -> Values:
+    return change(tensor.array())
+
+
 def known(array: Any, elem: str | None = None) -> Tensor:
     """Return an array as a known tensor, cast to the element type `elem` if that is given."""
     values = np.asarray(array, NUMPY[elem] if elem else None)
-    type_name = elem or next(name for name, kind in NUMPY.items() if kind == values.dtype)
+    type_name = elem or next(name for name, dtype in NUMPY.items() if dtype == values.dtype)
     return Tensor(type_name, values.shape, known=values)
 
 
@@ -188,12 +198,12 @@ def inputs_of(graph: GraphProto) -> list[ValueInfoProto]:
 
 def element_of(entry: ValueInfoProto) -> str:
     """Return an input's element type; raise `UnsupportedError` if a graph cannot hold it."""
-    kind = entry.type
-    if not kind.HasField("tensor_type"):
-        got = kind.WhichOneof("value") or "no type"
+    type_proto = entry.type
+    if not type_proto.HasField("tensor_type"):
+        got = type_proto.WhichOneof("value") or "no type"
         raise UnsupportedError(f"{entry.name}: a tensor", str(got), "export another")
-    number = kind.tensor_type.elem_type
-    elem = ELEMENTS[number][0] if number in ELEMENTS else f"type {number}"
+    number = type_proto.tensor_type.elem_type
+    elem = ELEMENT_TYPES[number][0] if number in ELEMENT_TYPES else f"type {number}"
     if elem not in FORMATS:
         raise UnsupportedError(f"{entry.name} in {', '.join(FORMATS)}", elem, "export it in one")
     return elem
@@ -201,13 +211,15 @@ def element_of(entry: ValueInfoProto) -> str:
 
 def sizes_of(entry: ValueInfoProto) -> Sizes:
     """Return the sizes that the model states; "" for sizes without a name, 0 and -1."""
-    kind = entry.type.tensor_type
-    if not kind.HasField("shape"):
+    tensor_type = entry.type.tensor_type
+    if not tensor_type.HasField("shape"):
         return None
-    named = ("" if NO_NAME.fullmatch(d.dim_param) else str(d.dim_param) for d in kind.shape.dim)
+    named = (
+        "" if NO_NAME.fullmatch(d.dim_param) else str(d.dim_param) for d in tensor_type.shape.dim
+    )
     return tuple(
         name if d.dim_value in (-1, 0) else int(d.dim_value)
-        for d, name in zip(kind.shape.dim, named, strict=True)
+        for d, name in zip(tensor_type.shape.dim, named, strict=True)
     )
 
 
@@ -236,11 +248,7 @@ def pinned_shapes(
     size_of_symbol: dict[str, int] = {}
     first_input: dict[str, str] = {}
     for name, sizes in stated.items():
-        for axis, (symbol, size) in enumerate(
-            zip(sizes or (), shapes_of[name] or (), strict=False)
-        ):
-            if not symbol or isinstance(symbol, int) or isinstance(size, str):
-                continue
+        for axis, symbol, size in _symbols_with_sizes(sizes, shapes_of[name]):
             # "batch" of two inputs must be one number: 2 (x axis 0) and 4 (mask axis 0) raise an
             # error
             first_place = first_input.setdefault(symbol, f"{name} axis {axis}")
@@ -252,24 +260,30 @@ def pinned_shapes(
     }
 
 
-def _with_stated_sizes(name: str, sizes: Sizes, stated: Sequence[int] | None) -> Sizes:
-    """Return the sizes with those that the caller states; sizes fixed in the model must agree."""
-    if stated is None:
+def _symbols_with_sizes(stated: Sizes, pinned: Sizes) -> Iterator[tuple[int, str, int]]:
+    """Yield (axis, symbol, size) for each symbol of the model whose size is a number by now."""
+    # ("batch", 3, "h") pinned to (2, 3, "h"): axis 0, "batch", 2
+    for axis, (symbol, size) in enumerate(zip(stated or (), pinned or (), strict=False)):
+        if symbol and isinstance(symbol, str) and not isinstance(size, str):
+            yield axis, symbol, size
+
+
+def _with_stated_sizes(name: str, sizes: Sizes, given: Sequence[int] | None) -> Sizes:
+    """Return the sizes with those that the caller gives; sizes fixed in the model must agree."""
+    if given is None:
         return sizes
-    stated_sizes = tuple(int(n) for n in stated)
-    if sizes is not None and len(sizes) != len(stated_sizes):
+    given_sizes = tuple(int(n) for n in given)
+    if sizes is not None and len(sizes) != len(given_sizes):
         needed = f"{len(sizes)} sizes, as in {_text(sizes)}"
-        got = f"{len(stated_sizes)}: {stated_sizes}"
+        got = f"{len(given_sizes)}: {given_sizes}"
         raise InputError(f"input {name}: {needed}", got, "check the input shape")
-    for axis, (size, stated_size) in enumerate(
-        zip(sizes or stated_sizes, stated_sizes, strict=True)
-    ):
-        if isinstance(size, int) and size != stated_size:
+    for axis, (size, given_size) in enumerate(zip(sizes or given_sizes, given_sizes, strict=True)):
+        if isinstance(size, int) and size != given_size:
             where = (
-                f"input {name}: a size of {size} at axis {axis} of {_text(sizes or stated_sizes)}"
+                f"input {name}: a size of {size} at axis {axis} of {_text(sizes or given_sizes)}"
             )
-            raise InputError(where, str(stated_size), "check the input shape")
-    return stated_sizes
+            raise InputError(where, str(given_size), "check the input shape")
+    return given_sizes
 
 
 def _text(sizes: Sequence[int | str]) -> str:
@@ -296,7 +310,7 @@ def _with_batch(
     if len(first_symbols) > 1:
         batch_symbols = {symbol for symbol in first_symbols if BATCH_NAME.fullmatch(symbol)}
         first_symbols = batch_symbols if len(batch_symbols) == 1 else first_symbols
-    chosen = [name for name, head in first_sizes.items() if head == "" or head in first_symbols]
+    chosen = [n for n, size in first_sizes.items() if size == "" or size in first_symbols]
     if None in stated.values() and not chosen:
         chosen = [name for name, sizes in stated.items() if sizes is None and name in given]
     if not chosen and fixed_batch(stated):
@@ -328,21 +342,27 @@ def _without_symbols(name: str, sizes: Sizes, size_of_symbol: Mapping[str, int])
     ]
     if sizes is None or any(isinstance(s, str) for s in sizes_with_numbers):
         text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
-        closed_sizes = (1, 3, 224, 224) if sizes is None else sizes
-        example_sizes = (1, 3, 224, 224) if len(closed_sizes) == 4 else (1,) * len(closed_sizes)
-        # ("batch", 3, "h", "w"): the message proposes (1, 3, 224, 224).
-        example = tuple(
-            s if isinstance(s, int) else n for s, n in zip(closed_sizes, example_sizes, strict=True)
-        )
         only_batch_open = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
         got = text.replace("'", "")
-        remedy = f"pin them: shapes={{{name!r}: {example}}}"
+        remedy = f"pin them: shapes={{{name!r}: {_example_shape(sizes)}}}"
         if only_batch_open:
             remedy += " or batch=1"
         raise UnsupportedError(f"input {name}: sizes that are numbers", got, remedy)
     shape = tuple(int(s) for s in sizes_with_numbers)
     check_size(f"input {name}", shape)
     return shape
+
+
+def _example_shape(sizes: Sizes) -> Shape:
+    """Return a shape of numbers that an error can propose: (1, 3, 224, 224) for images."""
+    if sizes is None:
+        return (1, 3, 224, 224)
+    example_sizes = (1, 3, 224, 224) if len(sizes) == 4 else (1,) * len(sizes)
+    # ("batch", 3, "h", "w") becomes (1, 3, 224, 224).
+    return tuple(
+        size if isinstance(size, int) else example
+        for size, example in zip(sizes, example_sizes, strict=True)
+    )
 
 
 def pinned_tensor(name: str, elem: str, sizes: Sizes, value: Any) -> Tensor:

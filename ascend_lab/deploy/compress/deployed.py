@@ -1,9 +1,9 @@
-"""Deploys a quantised network to a chip with layers in whole numbers, and gives its cost there.
+"""Deploys a quantised network to a chip with layers that compute in int8, and gives its cost there.
 
-`deploy` puts every layer's scales into the graph and folds them: sums are computed in int32 and
-requantised in the epilogue of the layer that computes them. A QDQ file gives the same when it is
-compiled. Values differ from those of the fake-quantised graph by rounding only, one step of a
-tensor's scale at most.
+`deploy` inserts pairs of quantise and dequantise nodes around the layers and merges them into the
+layers: sums are computed in int32 and requantised in the epilogue of the layer that computes them.
+A model file that has such pairs (QDQ) gives the same when it is compiled. Values differ from those
+of the fake-quantised graph by rounding only, one step of a tensor's scale at most.
 """
 
 from collections.abc import Sequence
@@ -43,37 +43,39 @@ def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class Cost:
     """The cost of a network on a chip: time, bytes of weights, bytes over the memory interface.
 
-    `launch_s` is the part of the time that launches of the `kernels` take; `time_s_by_type` has the
-    time of each type of operator.
+    `launch_s` is the part of the time that launches of the `kernel_count` kernels take;
+    `time_s_by_type` has the time of each type of operator.
     """
 
     time_s: float
     weight_bytes: int
     memory_bytes: int
-    kernels: int
+    kernel_count: int
     launch_s: float
     time_s_by_type: dict[str, float]
 
 
-def bill(graph: Graph, chip: Chip | str) -> Bill:
+def cost_of(graph: Graph, chip: Chip | str) -> Cost:
     """Return a graph's costs, with floating point as fp16; raises the compiler's errors."""
     stages = compile_stages(graph, chip)
     times = stages.timeline()
     # as they are compiled, with what pads them to blocks
     weight_bytes = sum(constant_bytes(stages.compiled).values())
-    return Bill(
+    return Cost(
         time_s=times.time_s,
         weight_bytes=weight_bytes,
         memory_bytes=times.memory_bytes,
-        kernels=len(times.operators),
+        kernel_count=len(times.operators),
         launch_s=times.launch_s,
         time_s_by_type=times.by_type(),
     )
 
 
-def ledger(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -> tuple[Bill, Bill]:
+def costs_before_and_after(
+    graph: Graph, layers: Sequence[LayerScales], chip: Chip | str
+) -> tuple[Cost, Cost]:
     """Return the costs of a network in fp16 and deployed in int8, for one batch on one chip."""
-    return bill(graph, chip), bill(deploy(graph, layers), chip)
+    return cost_of(graph, chip), cost_of(deploy(graph, layers), chip)

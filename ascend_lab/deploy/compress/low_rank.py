@@ -7,8 +7,9 @@ first convolution takes U sqrt(S), the second sqrt(S) V^T:
     weights        K C k1 k2   ->   r (C k1 + K k2)        or r (C k2 + K k1), columns first
     256, 256, 3, 3, r = 128:   589,824   ->   196,608
 
-An analytic variational Bayes estimate (EVBMF) gives the rank above the noise, which is limited to a
-range of shares of the rows and rounded to 16. Sources: Nakajima et al., JMLR 14 (2013) 1-37; github
+An analytic variational Bayes estimate (EVBMF) gives the rank above the noise. It is limited to 1/7
+to 1/6 of the matrix's rows (1/5 to 1/4 if the convolution is wide) and rounded to a multiple of 16.
+Sources: Nakajima et al., JMLR 14 (2013) 1-37; github
 hicann/amct, amct_tensor_decompose/src/tensor_decomposition.cpp.
 """
 
@@ -26,7 +27,7 @@ from ascend_lab.operators.ops.convolution import geometry
 # -- low rank -------------------------------------------------------------------------------------
 UNIT = 16
 """Ranks are multiples of 16, the side of the cube's blocks: fewer channels would not be faster."""
-THRESHOLD = 2.5129
+TAU_FACTOR = 2.5129
 """Factor of tau = 2.5129 sqrt(alpha), from which the limit between component and noise follows."""
 WIDE = 256
 """From this many channels on both sides, a convolution keeps a larger share of its rows as rank."""
@@ -36,7 +37,7 @@ WIDE_DIVISOR = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Thin:
+class ConvSizes:
     """The sizes of a convolution to be split: its channels, features, and the kernel's sides."""
 
     features: int
@@ -71,18 +72,18 @@ class Thin:
         return rank * (self.channels * first_side + self.features * second_side)
 
 
-def thin_of(graph: Graph, node: Node) -> Thin | None:
+def thin_of(graph: Graph, node: Node) -> ConvSizes | None:
     """Return the sizes of a convolution that is to be split; None if splitting would not pay."""
     if node.op != "conv2d" or node.inputs[1] not in graph.constants:
         return None
     settings = ir.operator_of(node.op).settings(node.attrs)
-    step, _, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
+    stride, _, dilation = geometry(settings["stride"], settings["pad"], settings["dilation"])
     features, channels, *kernel = graph.types[node.inputs[1]].shape
     shorter_side = min(kernel)
     fewer_channels = min(features, channels)
-    refused = max(spread) > 1 or settings["groups"] > 1 or shorter_side < 3 or max(step) > 2
+    refused = max(dilation) > 1 or settings["groups"] > 1 or shorter_side < 3 or max(stride) > 2
     small = shorter_side * fewer_channels < UNIT or (shorter_side < 7 and fewer_channels < 64)
-    return None if refused or small else Thin(features, channels, (kernel[0], kernel[1]))
+    return None if refused or small else ConvSizes(features, channels, (kernel[0], kernel[1]))
 
 
 # -- the rank -------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ def evbmf_rank(matrix: ir.Values) -> int:
     # A 64 x 256 matrix: alpha = 0.25, tau = 1.26, limit = 2.26 x 1.2 = 2.71. Pure noise alone has
     # squares up to (1 + sqrt(alpha))^2 = 2.25 in these units.
     alpha = rows / columns
-    tau = THRESHOLD * math.sqrt(alpha)
+    tau = TAU_FACTOR * math.sqrt(alpha)
     limit = (1 + tau) * (1 + alpha / tau)
     noise = _noise(squares, rows, columns, limit)
     return int((squares > columns * noise * limit).sum())
@@ -127,8 +128,8 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
     # more components than this cannot stand out: the later ones are noise
     last_candidate = min(math.ceil(rows / (1 + alpha)) - 1, rows) - 1
     tail = squares[min(max(last_candidate, 0) + 1, rows - 1) :]
-    # The noise is large enough to keep those below the limit, and as large as their mean; it is at
-    # most what all components would amount to if all were noise.
+    # The noise is large enough to keep the later components below the limit, and as large as their
+    # mean; it is at most what all components would amount to if all were noise.
     low = max(tail[0] / (columns * limit), float(tail.mean()) / columns)
     high = float(squares.sum()) / (rows * columns)
     if not low < high:
@@ -149,14 +150,14 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
     return float(minimize_scalar(energy, bounds=(low, high), method="bounded").x)
 
 
-def rank_of(thin: Thin, estimate: int) -> int:
+def rank_of(sizes: ConvSizes, estimate: int) -> int:
     """Return the rank to use, from an estimate: a multiple of 16, near a sixth or fourth of rows.
 
     Rounding to the nearest multiple must not lose more than a tenth: 20 becomes 32, not 16.
     """
     # 256 to 256 channels, 3 x 3: 768 rows, so the rank is from 153 to 192 whatever the estimate
-    rows = thin.matrix[0]
-    is_wide = min(thin.features, thin.channels) >= WIDE
+    rows = sizes.matrix[0]
+    is_wide = min(sizes.features, sizes.channels) >= WIDE
     divisor = WIDE_DIVISOR if is_wide else NARROW_DIVISOR
     bounded = min(max(estimate, rows // (divisor + 1)), rows // divisor)
     rounded = max(math.floor(bounded / UNIT + 0.5) * UNIT, UNIT)
@@ -164,71 +165,72 @@ def rank_of(thin: Thin, estimate: int) -> int:
 
 
 # -- the split ------------------------------------------------------------------------------------
-def _unfolded(thin: Thin, weights: ir.Values) -> ir.Values:
+def _unfolded(sizes: ConvSizes, weights: ir.Values) -> ir.Values:
     """Return the weights as a matrix (channels and first taps, features and second taps)."""
-    first_tap, second_tap = (2, 3) if thin.rows_first else (3, 2)
-    order = weights.astype(np.float64).transpose(1, first_tap, 0, second_tap)
-    return order.reshape(order.shape[0] * order.shape[1], -1)
+    first_tap, second_tap = (2, 3) if sizes.rows_first else (3, 2)
+    transposed = weights.astype(np.float64).transpose(1, first_tap, 0, second_tap)
+    return transposed.reshape(transposed.shape[0] * transposed.shape[1], -1)
 
 
-def split_weights(thin: Thin, weights: ir.Values, rank: int) -> tuple[ir.Values, ir.Values]:
+def split_weights(sizes: ConvSizes, weights: ir.Values, rank: int) -> tuple[ir.Values, ir.Values]:
     """Return the weights of both convolutions by a truncated SVD.
 
     Each takes the square root of the singular values, so that both have weights of like size.
     """
-    u, s, vt = np.linalg.svd(_unfolded(thin, weights), full_matrices=False)
+    u, s, vt = np.linalg.svd(_unfolded(sizes, weights), full_matrices=False)
     # u has a row for each (channel, first tap), vt a column for each (feature, second tap)
     root = np.sqrt(s[:rank])
-    first_side, second_side = thin.kernel if thin.rows_first else thin.kernel[::-1]
+    first_side, second_side = sizes.kernel if sizes.rows_first else sizes.kernel[::-1]
     u_scaled = u[:, :rank] * root
     vt_scaled = root[:, None] * vt[:rank]
-    u_part = u_scaled.reshape(thin.channels, first_side, rank).transpose(2, 0, 1)
-    v_part = vt_scaled.reshape(rank, thin.features, second_side).transpose(1, 0, 2)
-    if thin.rows_first:
+    u_part = u_scaled.reshape(sizes.channels, first_side, rank).transpose(2, 0, 1)
+    v_part = vt_scaled.reshape(rank, sizes.features, second_side).transpose(1, 0, 2)
+    if sizes.rows_first:
         return u_part[..., None], v_part[:, :, None, :]
     return u_part[:, :, None, :], v_part[..., None]
 
 
 def decomposed(graph: Graph, ranks: dict[str, int] | None = None) -> tuple[Graph, dict[str, int]]:
-    """Return the graph with its wide convolutions split, and the ranks by convolution.
+    """Return the graph with its large convolutions split (`thin_of`), and the ranks by convolution.
 
-    `ranks`, of an earlier call, splits the same ones again. Convolutions that would not get fewer
-    weights stay. Raises `InputError` for a rank that no such convolution has.
+    With the `ranks` that an earlier call returned, the same convolutions are split. Convolutions
+    that would not get fewer weights stay. Raises `InputError` for a rank that no such convolution
+    has.
     """
     draft = Draft(graph)
     used = dict[str, int]()
     for node in graph.nodes:
-        thin = thin_of(graph, node)
-        if thin is None or (ranks is not None and node.name not in ranks):
+        sizes = thin_of(graph, node)
+        if sizes is None or (ranks is not None and node.name not in ranks):
             continue
         weights = graph.constants[node.inputs[1]].array()
-        rank = ranks[node.name] if ranks else rank_of(thin, evbmf_rank(_unfolded(thin, weights)))
-        if not 1 <= rank <= min(thin.matrix):
-            needed = f"{node.name}: a rank from 1 to {min(thin.matrix)}"
+        rank = ranks[node.name] if ranks else rank_of(sizes, evbmf_rank(_unfolded(sizes, weights)))
+        if not 1 <= rank <= min(sizes.matrix):
+            needed = f"{node.name}: a rank from 1 to {min(sizes.matrix)}"
             raise InputError(needed, str(rank), "decompose it again")
-        if thin.parameters(rank) < weights.size:
-            _split(draft, node, thin, split_weights(thin, weights, rank))
+        if sizes.parameters(rank) < weights.size:
+            _split(draft, node, sizes, split_weights(sizes, weights, rank))
             used[node.name] = rank
     if ranks and set(ranks) - set(used):
         raise InputError(f"{graph.name}: convolutions to split", str(set(ranks) - set(used)))
     return draft.finish(), used
 
 
-def _split(draft: Draft, node: Node, thin: Thin, parts: tuple[ir.Values, ir.Values]) -> None:
+def _split(draft: Draft, node: Node, sizes: ConvSizes, parts: tuple[ir.Values, ir.Values]) -> None:
     """Replace a convolution by two; stride and padding of each axis go with the kernel's axis."""
     settings = ir.operator_of(node.op).settings(node.attrs)
-    step, pads, _ = geometry(settings["stride"], settings["pad"], 1)
+    stride, pads, _ = geometry(settings["stride"], settings["pad"], 1)
     kind = draft.types[node.inputs[1]].dtype
     names = [
         draft.add(Constant(TensorType(w.shape, kind), w.astype(np.float32)), f"{node.name}_{i}")
         for i, w in enumerate(parts)
     ]
     settings_of_parts: list[dict[str, object]] = [
-        {"stride": (step[0], 1), "pad": (pads[0], (0, 0))},
-        {"stride": (1, step[1]), "pad": ((0, 0), pads[1])},
+        {"stride": (stride[0], 1), "pad": (pads[0], (0, 0))},
+        {"stride": (1, stride[1]), "pad": ((0, 0), pads[1])},
     ]
     first_settings, second_settings = (
-        settings_of_parts if thin.rows_first else settings_of_parts[::-1]
+        settings_of_parts if sizes.rows_first else settings_of_parts[::-1]
     )
     x = draft.insert("conv2d", (node.inputs[0], names[0]), first_settings, f"{node.name}_low")
     draft.become(node, "conv2d", (x, names[1], *node.inputs[2:]), second_settings)

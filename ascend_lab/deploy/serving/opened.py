@@ -25,7 +25,7 @@ from ascend_lab.compiler import Graph, evaluate, onnx, random_inputs, zoo
 from ascend_lab.compiler.compile import compile_graph
 from ascend_lab.compiler.hosted import place_model
 from ascend_lab.compiler.onnx import host, model_file
-from ascend_lab.compiler.onnx.tensors import ELEMENTS, MAX_ELEMENTS, NUMPY, inputs_of, sizes_of
+from ascend_lab.compiler.onnx.tensors import ELEMENT_TYPES, MAX_ELEMENTS, NUMPY, inputs_of, sizes_of
 from ascend_lab.compiler.values import run_tasks
 from ascend_lab.deploy.media import UNITS
 from ascend_lab.deploy.serving.tensors import TEXT, Arrays, Port
@@ -361,7 +361,7 @@ def _port(
     if kind not in (None, "tensor_type"):
         raise UnsupportedError(f"{what} {entry.name}: a tensor", str(kind), "leave it out")
     number = entry.type.tensor_type.elem_type
-    element = TEXT if number == TEXT_NUMBER else ELEMENTS.get(number, ("", None))[0]
+    element = TEXT if number == TEXT_NUMBER else ELEMENT_TYPES.get(number, ("", None))[0]
     if not element and value is not None:
         element = next(
             (name for name, numpy_type in NUMPY.items() if numpy_type == np.asarray(value).dtype),

@@ -108,9 +108,11 @@ def batch_root(rate: float, mean_s: float, max_batch: int) -> float:
     # Bisection: 1 is a root, too, and the expression is positive below the smaller root.
     for _ in range(200):
         r = (low + high) / 2
-        low, high = (
-            (r, high) if mu * r ** (max_batch + 1) - (rate + mu) * r + rate > 0 else (low, r)
-        )
+        value = mu * r ** (max_batch + 1) - (rate + mu) * r + rate
+        if value > 0:
+            low = r
+        else:
+            high = r
     return low
 
 
@@ -134,7 +136,8 @@ def growing_batches(
 ) -> Queue:
     """Return a server with exponential batch times of mean `per_item_s * b + mean_s`.
 
-    A free server takes all waiting requests, at most `max_batch`. The means are computed from the
+    As in `Service`, `mean_s` is the part of a batch's time that does not depend on its size b. A
+    free server takes all waiting requests, at most `max_batch`. The means are computed from the
     Markov chain (batch size, number waiting), cut off at `waiting` requests.
     """
     tau = per_item_s * np.arange(max_batch + 1) + mean_s
@@ -144,10 +147,12 @@ def growing_batches(
     flow = np.zeros((len(states), len(states)))
     for (b, n), k in state_index.items():
         # An arrival waits, or is a batch of 1 if the server is idle (b = 0).
-        flow[k, state_index[(b, min(n + 1, waiting - 1)) if b else (1, 0)]] += rate
+        state_with_arrival = (b, min(n + 1, waiting - 1)) if b else (1, 0)
+        flow[k, state_index[state_with_arrival]] += rate
         # A batch ends: the next one takes at most `max_batch` waiting requests.
         if b:
-            flow[k, state_index[min(n, max_batch), max(n - max_batch, 0)]] += 1 / tau[b]
+            state_of_next_batch = (min(n, max_batch), max(n - max_batch, 0))
+            flow[k, state_index[state_of_next_batch]] += 1 / tau[b]
     p = _equilibrium(flow)
     batch, waiting_counts = np.array(states).T
     lq = float(p @ waiting_counts)
@@ -170,8 +175,8 @@ def take_all(rate: float, per_item_s: float, mean_s: float, max_batch: int = 800
     """Return a server whose batches of b take exactly `per_item_s * b + mean_s` (Inoue, 2021).
 
     A batch takes all waiting requests: those that came during the previous batch, or 1 if none
-    came. The batch sizes B are a Markov chain, cut off at `max_batch`. With a = `per_item_s` and
-    t0 = `mean_s`:
+    came. The batch sizes B are a Markov chain, cut off at `max_batch`. Here a is the time per item,
+    `per_item_s`, not the offered load, and t0 is the fixed part, `mean_s`:
 
         W = a + t0 + (1 + 2 l a)(E[B^2] - E[B]) / (2 l E[B])
 
@@ -184,10 +189,13 @@ def take_all(rate: float, per_item_s: float, mean_s: float, max_batch: int = 800
         raise InputError("rate * per_item_s below 1", f"{la:.4g}", "lower the rate")
     b = np.arange(1, max_batch + 1)
     arrivals = np.arange(max_batch + 1)
-    load = rate * (a * b + t0)
-    # Poisson probabilities l^n e^-l / n! by logarithms, as 800! exceeds floating point.
+    expected_arrivals = rate * (a * b + t0)
+    # Poisson probabilities x^n e^-x / n! of n arrivals where x are expected, by logarithms, as 800!
+    # exceeds floating point.
     logs = np.concatenate(([0.0], np.cumsum(np.log(b))))
-    probabilities = np.exp(arrivals * np.log(load)[:, None] - load[:, None] - logs)
+    probabilities = np.exp(
+        arrivals * np.log(expected_arrivals)[:, None] - expected_arrivals[:, None] - logs
+    )
     no_arrival = probabilities[:, 0].copy()
     # Without an arrival the next batch has one request, too: both probabilities are added.
     probabilities = probabilities[:, 1:]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 # isort: off
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.contest.cost import Step, schedule_latencies, step_latency, working_set
-from ascend_lab.lab.contest.price import NOTHING, Kept, Prices, resident_tensors
+from ascend_lab.lab.contest.price import NOTHING, TensorSet, Prices, resident_tensors
 from ascend_lab.lab.contest.problem import (
     Operation, Partition, Problem, bits, compute_time, lower_bound, read_problem, unfused_floor,
     union,
@@ -39,9 +39,9 @@ __all__ = [
     "unfused_floor",
     "working_set",
 ]
-Sequenced = tuple[tuple[int, Kept], ...]
+Sequenced = tuple[tuple[int, TensorSet], ...]
 """Groups in the order in which they run, each with the tensors that it retains."""
-State = tuple[int, int, Kept]
+State = tuple[int, int, TensorSet]
 """The operations that ran, those whose results lie in slow memory, and the resident tensors."""
 RESTARTS = 6
 """How often annealing starts."""
@@ -137,12 +137,12 @@ def _search(prices: Prices, singles: Partition, seed: int) -> Partition:
     goal = lower_bound(prices.problem)
     rng = random.Random(seed)
     best = singles
-    if prices.legal(prices.relations.everything) and not prices.spent:
+    if prices.is_connected(prices.relations.everything) and not prices.is_spent:
         best = min(best, (prices.relations.everything,), key=prices.total)
     merged = merge(prices, singles) if prices.total(best) > goal else best
     best = min(best, merged, key=prices.total)
     for turn in range(RESTARTS):
-        if prices.spent or prices.total(best) <= goal:
+        if prices.is_spent or prices.total(best) <= goal:
             break
         start = merged if turn % 3 == 2 else best
         annealed = anneal(prices, start, rng, ROUNDS * len(singles), goal)
@@ -184,7 +184,7 @@ def best_sequence(prices: Prices, known_cost: float = float("inf")) -> Sequenced
     out.
     """
     relations = prices.relations
-    groups = [group for group in range(1, relations.everything + 1) if prices.legal(group)]
+    groups = [group for group in range(1, relations.everything + 1) if prices.is_connected(group)]
     compute_times = [compute_time(prices.problem, op) for op in range(len(relations.makers))]
 
     def compute_of(operations: int) -> float:
@@ -202,7 +202,7 @@ def best_sequence(prices: Prices, known_cost: float = float("inf")) -> Sequenced
         if done == relations.everything and not relations.results & ~stored:
             return path
         for group in groups:
-            if prices.spent or prices.progress > EXACT_BUDGET:
+            if prices.is_spent or prices.progress > EXACT_BUDGET:
                 return None
             rest_compute = compute_of(relations.everything & ~(done | group))
             if cost + compute_of(group) + rest_compute >= limit:
@@ -218,7 +218,7 @@ def best_sequence(prices: Prices, known_cost: float = float("inf")) -> Sequenced
     return ()
 
 
-def _successors(prices: Prices, group: int, state: State) -> Iterator[tuple[Kept, State]]:
+def _successors(prices: Prices, group: int, state: State) -> Iterator[tuple[TensorSet, State]]:
     """Yield each set of tensors that a group may retain after a state, and the next state."""
     relations = prices.relations
     problem = prices.problem
@@ -254,7 +254,7 @@ def grown(prices: Prices, groups: Partition, seed: int) -> int:
             if group & wider:
                 wider |= group
         if wider == seed:
-            return seed if prices.legal(seed) else 0
+            return seed if prices.is_connected(seed) else 0
         seed = wider
 
 
@@ -294,7 +294,7 @@ def merge(prices: Prices, groups: Partition) -> Partition:
     while True:
         pairs = neighbours(prices, groups)
         for pair in pairs:
-            if pair not in gains and not prices.spent:
+            if pair not in gains and not prices.is_spent:
                 gains[pair] = gain(grown(prices, groups, pair))
         ranked = sorted(pairs, key=lambda pair: -gains.get(pair, 0.0))
         best = max(gains.get(ranked[0], 0.0) if ranked else 0.0, 2 * ROUNDING)
@@ -310,7 +310,7 @@ def merge(prices: Prices, groups: Partition) -> Partition:
             if not new_group & touched and gain(new_group) > ROUNDING:
                 groups = candidate
                 touched |= new_group
-        if not touched or prices.spent:
+        if not touched or prices.is_spent:
             return groups
 
 
@@ -328,7 +328,7 @@ def anneal(
     best = current
     best_cost = cost
     for step in range(rounds):
-        if prices.spent or best_cost <= goal * (1 + 1e-12):
+        if prices.is_spent or best_cost <= goal * (1 + 1e-12):
             break
         candidate = _changed(prices, current, rng)
         if candidate is None:

@@ -1,7 +1,8 @@
-"""Finds the cheapest tile of a group of operations, and the tensors to keep between two groups.
+"""Finds the fastest tile of a group of operations, and the tensors to keep between two groups.
 
-The time of every candidate tile is estimated; for the best few it is computed exactly. `Prices`
-remembers the results.
+The cost of a group is its time. It is estimated for every candidate tile (width, height, depth of a
+step), which the contest calls a granularity, and computed exactly for the best few. Where a sum is
+deeper than the tile, a tile takes several steps along it. `Prices` remembers the results.
 """
 
 import math
@@ -17,7 +18,9 @@ from ascend_lab.lab.contest.problem import Partition, Problem, Relations, bits
 
 MAX_TILES = 20_000
 """With more tiles, the order in which they run is not searched."""
-EXACT = 4
+MAX_DEPTHS = 14
+"""With more depths of a step, only every n-th of them is a candidate."""
+EXACT_CANDIDATES = 4
 """How many of the candidates are computed exactly."""
 
 
@@ -30,20 +33,20 @@ class Choice:
     order: tuple[int, ...] | None = None
 
 
-def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
+def best_tile(group: Group, exact: int = EXACT_CANDIDATES) -> Choice | None:
     """Return the cheapest candidate that fits, or None when none fits.
 
-    All candidates are estimated. The `exact` best of them are computed exactly; where a slice can
-    stay for the next tile, also in a zigzag order along rows or columns.
+    All candidates are estimated. The `exact` best of them are computed exactly; where the next tile
+    can use a slice of an operand again, also in a zigzag order along rows or columns.
     """
     best: Choice | None = None
     for estimate, tile in _ranked_tiles(group, exact):
         if best is not None and estimate > best.cost:
             break
         for order in _orders(group, tile):
-            latency = grid_latency(group, tile, order)
-            if best is None or latency < best.cost * (1 - 1e-12):
-                best = Choice(latency, tile, order)
+            cost = grid_latency(group, tile, order)
+            if best is None or cost < best.cost * (1 - 1e-12):
+                best = Choice(cost, tile, order)
     return best
 
 
@@ -83,8 +86,9 @@ def _orders(group: Group, shape: tuple[int, int, int]) -> list[tuple[int, ...] |
     across = -(-max(group.widths) // w)
     down = -(-max(group.heights) // h)
     roles = {piece.role for piece, _ in group.bundles}
-    stays = "whole" in roles or (group.steps(k) == 1 and roles & {"left", "right"})
-    if not stays or not 1 < across * down <= MAX_TILES:
+    factor_stays = group.steps(k) == 1 and not roles.isdisjoint({"left", "right"})
+    slice_stays = "whole" in roles or factor_stays
+    if not slice_stays or not 1 < across * down <= MAX_TILES:
         return [None]
     return [None, snake(across, down), snake(across, down, by_column=True)]
 
@@ -103,8 +107,11 @@ def snake(across: int, down: int, by_column: bool = False) -> tuple[int, ...]:
 def _sides(lengths: Sequence[int], native: int) -> list[int]:
     """Return tile sides to try: lengths, parts of the longest, multiples and halves of native."""
     longest = max(lengths)
-    sides = {*lengths, *(min(native * times, longest) for times in (1, 2, 3, 4, 6, 8))}
-    sides |= {-(-longest // parts) for parts in (1, 2, 3, 4, 5, 6, 7, 8, 10)}
+    sides = set(lengths)
+    for times in (1, 2, 3, 4, 6, 8):
+        sides.add(min(native * times, longest))
+    for parts in (1, 2, 3, 4, 5, 6, 7, 8, 10):
+        sides.add(-(-longest // parts))
     side = min(native, longest)
     while side > 1:
         side = -(-side // 2)
@@ -121,7 +128,11 @@ def _depths(depths: Sequence[int]) -> list[int]:
     if len(steps) < 6:
         steps |= {2**n for n in range(shortest.bit_length())} | {shortest}
     ranked = sorted(steps | {max(depths)})
-    return ranked if len(ranked) <= 14 else [*ranked[:: -(-len(ranked) // 14)], ranked[-1]]
+    if len(ranked) <= MAX_DEPTHS:
+        return ranked
+    # 30 depths: every third of them, and the last
+    stride = -(-len(ranked) // MAX_DEPTHS)
+    return [*ranked[::stride], ranked[-1]]
 
 
 def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
@@ -148,12 +159,14 @@ def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
     step_moves = (left_moves + right_moves) / steps
     whole_moves = np.where(by_row, sum(wholes.values()), _repeated(wholes, w))
     start_moves = step_moves + (first_moves + whole_moves)
-    rate = group.problem.throughput
+    bandwidth = group.problem.throughput
     # a single step is the first and the last
     only_moves = start_moves + np.where(has_one_step, last_moves, 0.0)
-    first_time = np.maximum(compute, only_moves / rate)
-    last_time = np.where(has_one_step, 0.0, np.maximum(compute, (step_moves + last_moves) / rate))
-    middle_time = np.maximum(compute, step_moves / rate) * np.maximum(steps - 2, 0)
+    first_time = np.maximum(compute, only_moves / bandwidth)
+    last_time = np.where(
+        has_one_step, 0.0, np.maximum(compute, (step_moves + last_moves) / bandwidth)
+    )
+    middle_time = np.maximum(compute, step_moves / bandwidth) * np.maximum(steps - 2, 0)
     return np.asarray(first_time + last_time + middle_time, dtype=np.float64)
 
 
@@ -194,18 +207,17 @@ def _repeated(areas: Areas, side: Floats) -> Floats:
     return sum((np.ceil(length / side) * area for length, area in areas.items()), 0.0 * side)
 
 
-Kept = frozenset[int]
+TensorSet = frozenset[int]
 """Tensors that a group retains in fast memory for the next one."""
-NOTHING: Kept = frozenset()
+NOTHING: TensorSet = frozenset()
 
 
 class Prices:
     """The cheapest way to run each group, searched once and remembered.
 
-    `asked` counts the groups that were asked for, which is what `evaluations` limits. Groups whose
-    slices and operations are alike, as in repeated layers, share one search. `spent` tells whether
-    the seconds or the evaluations are used up. Without `seconds` the clock plays no part and
-    results repeat exactly.
+    `evaluations` limits `asked`, the number of different groups that were priced. Groups whose
+    slices and operations are alike, as in repeated layers, share one search. Without `seconds` the
+    clock plays no part and results repeat exactly.
     """
 
     def __init__(
@@ -218,9 +230,9 @@ class Prices:
         self.start = time.monotonic()
         self.seconds = seconds
         self.asked = 0
-        self._known: dict[tuple[int, Kept, Kept], Choice | None] = {}
-        self._alike: dict[Hashable, Choice | None] = {}
-        self._legal: dict[int, bool] = {}
+        self._choice_by_key: dict[tuple[int, TensorSet, TensorSet], Choice | None] = {}
+        self._choice_by_content: dict[Hashable, Choice | None] = {}
+        self._connected_by_mask: dict[int, bool] = {}
 
     @property
     def progress(self) -> float:
@@ -230,37 +242,39 @@ class Prices:
         return max(counted, timed)
 
     @property
-    def spent(self) -> bool:
+    def is_spent(self) -> bool:
         """Return whether the budget is used up."""
         return self.seconds == 0 or self.evaluations == 0 or self.progress >= 1
 
-    def legal(self, group: int) -> bool:
-        """Return whether shared tensors join all operations of a group."""
-        if group not in self._legal:
-            self._legal[group] = len(self.relations.components(group)) == 1
-        return self._legal[group]
+    def is_connected(self, mask: int) -> bool:
+        """Return whether shared tensors join all operations of a group, given as a bit mask."""
+        if mask not in self._connected_by_mask:
+            self._connected_by_mask[mask] = len(self.relations.components(mask)) == 1
+        return self._connected_by_mask[mask]
 
-    def choice(self, group: int, resident: Kept = NOTHING, retain: Kept = NOTHING) -> Choice | None:
+    def choice(
+        self, mask: int, resident: TensorSet = NOTHING, retain: TensorSet = NOTHING
+    ) -> Choice | None:
         """Return the cheapest way to run a group, or None when no candidate fits."""
-        key = (group, resident, retain)
-        if key not in self._known:
+        key = (mask, resident, retain)
+        if key not in self._choice_by_key:
             self.asked += 1
-            described = group_of(self.problem, bits(group), resident, retain)
-            kept_elements = sum(map(self.problem.size, described.kept))
-            alike = (frozenset(described.bundles), frozenset(described.works), kept_elements)
-            if alike not in self._alike:
-                fits = working_set(described, (1, 1, 1)) <= self.problem.capacity
-                self._alike[alike] = best_tile(described) if fits else None
-            self._known[key] = self._alike[alike]
-        return self._known[key]
+            group = group_of(self.problem, bits(mask), resident, retain)
+            kept_elements = sum(map(self.problem.size, group.kept))
+            alike = (frozenset(group.bundles), frozenset(group.works), kept_elements)
+            if alike not in self._choice_by_content:
+                fits = working_set(group, (1, 1, 1)) <= self.problem.capacity
+                self._choice_by_content[alike] = best_tile(group) if fits else None
+            self._choice_by_key[key] = self._choice_by_content[alike]
+        return self._choice_by_key[key]
 
-    def price(self, group: int, resident: Kept = NOTHING, retain: Kept = NOTHING) -> float:
-        """Return the least time of a group, infinite when it does not fit."""
-        choice = self.choice(group, resident, retain)
+    def price(self, mask: int, resident: TensorSet = NOTHING, retain: TensorSet = NOTHING) -> float:
+        """Return the least cost of a group, infinite when it does not fit."""
+        choice = self.choice(mask, resident, retain)
         return float("inf") if choice is None else choice.cost
 
     def total(self, groups: Iterable[int]) -> float:
-        """Return the time of groups that keep nothing resident."""
+        """Return the cost of groups that keep nothing resident."""
         return sum(self.price(group) for group in groups)
 
     def singles(self) -> Partition:
@@ -271,24 +285,25 @@ class Prices:
 # -- what stays in fast memory from one group to the next ------------------------------------------
 MAX_OPTIONS = 8
 """How many operations' results are tried alone; all of them together are always tried."""
-Trail = tuple["Trail", Kept] | None
+Trail = tuple["Trail", TensorSet] | None
 """A linked list of what was retained so far: all earlier groups, then the latest one."""
 
 
 def options(
     prices: Prices, groups: Sequence[int], place: int, last_reads: dict[int, int]
-) -> list[Kept]:
+) -> list[TensorSet]:
     """Return what the group at a place may leave resident for the next: sets of whole tensors.
 
-    `last` is, for each operation, the place of the last group that reads its results from outside.
+    `last_reads` has, for each operation, the place of the last group that reads its results from
+    outside.
     """
     if place + 1 >= len(groups):
         return [NOTHING]
     problem = prices.problem
     relations = prices.relations
-    following = groups[place + 1]
+    next_group = groups[place + 1]
     choices = []
-    for op in bits(relations.ends(groups[place])[1] & relations.ends(following)[0]):
+    for op in bits(relations.ends(groups[place])[1] & relations.ends(next_group)[0]):
         if last_reads[op] > place + 1:
             continue
         tensors = problem.operations[op].outputs
@@ -299,31 +314,32 @@ def options(
     return list(dict.fromkeys([NOTHING, *choices[:MAX_OPTIONS], together]))
 
 
-def resident_tensors(prices: Prices, groups: Sequence[int]) -> list[Kept]:
+def resident_tensors(prices: Prices, groups: Sequence[int]) -> list[TensorSet]:
     """Return what each group retains so that the whole sequence is cheapest.
 
     Dynamic programming over the sequence; the state is what the group before left resident. When
     the budget runs out nothing more is retained.
     """
-    states: dict[Kept, tuple[float, Trail]] = {NOTHING: (0.0, None)}
+    states: dict[TensorSet, tuple[float, Trail]] = {NOTHING: (0.0, None)}
     last_reads = {
         op: place
         for place, group in enumerate(groups)
         for op in bits(prices.relations.ends(group)[0])
     }
     for place, group in enumerate(groups):
-        following: dict[Kept, tuple[float, Trail]] = {}
+        next_states: dict[TensorSet, tuple[float, Trail]] = {}
         for retain in options(prices, groups, place, last_reads):
             for resident, (cost, trail) in states.items():
-                if (retain or resident) and prices.spent:
+                if (retain or resident) and prices.is_spent:
                     continue
                 total = cost + prices.price(group, resident, retain)
-                if retain not in following or total < following[retain][0]:
-                    following[retain] = (total, (trail, retain))
-        states = following
+                if retain not in next_states or total < next_states[retain][0]:
+                    next_states[retain] = (total, (trail, retain))
+        states = next_states
     trail = states[NOTHING][1]
-    retained = list[Kept]()
+    retained = list[TensorSet]()
     while trail is not None:
-        trail, kept = trail
-        retained.append(kept)
+        earlier_trail, tensors = trail
+        retained.append(tensors)
+        trail = earlier_trail
     return retained[::-1]

@@ -1,10 +1,11 @@
 """Other ways to convolve: im2col through memory, a 1x1 kernel as a product, references in NumPy.
 
 im2col writes the matrix of windows to GM as the cube reads it, (K1, M1, 16, C0) with K1 = (C1, r,
-s) and one row per output pixel: FRACTAL_NZ. Every image row is read once into UB and stored once
-per kernel tap. It is there to be compared with load3d, which makes the windows on the way into L0A.
-The references are direct sums over kernel taps in the precision of their operands (fp64 included),
-whole numbers exactly; they share no code with the kernels that they check.
+s) and one row per output pixel: FRACTAL_NZ. The image rows under a block of output rows are read
+into UB once, and stored once per kernel tap. This way is here to be compared with load3d, which
+makes the windows on the way into L0A. The references are direct sums over kernel taps: whole
+numbers in int64, fp32 in fp32, other floats in fp64. They share only the geometry (`ConvShape`)
+with the kernels that they check.
 """
 
 from collections.abc import Mapping
@@ -33,13 +34,16 @@ def explicit_conv(shape: ConvShape, chip: Chip) -> isa.Kernel:
     b is the weights in FRACTAL_Z; c is (N1, M1, 16, 16) over the pixels of all images. Raises
     `InputError` for groups, `CapacityError` where a row does not fit UB.
     """
-    product = gemm.gemm_launch(explicit_gemm(shape), chip)
+    gemm_phase = gemm.gemm_launch(explicit_gemm(shape), chip)
     name = f"explicit_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
-    return isa.Kernel(name, (im2col_launch(shape, chip), product))
+    return isa.Kernel(name, (im2col_launch(shape, chip), gemm_phase))
 
 
 def im2col_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
-    """Write the im2col matrix `a` of `x` (N, C1, H, W, C0) to GM, on all vector cores."""
+    """Return the launch that writes the im2col matrix `a` of `x` (N, C1, H, W, C0) to GM.
+
+    It runs on all vector cores.
+    """
     if shape.groups > 1:
         needed = "a convolution without groups"
         got = f"{shape.groups} groups"
@@ -52,61 +56,68 @@ def im2col_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
 
 def _program(shape: ConvShape, chip: Chip, share: planes.PlaneShare) -> isa.Program:
     """Return the program of cores with a share of the channel planes: row blocks, tap by tap."""
-    k = isa.KernelBuilder("im2col", chip)
+    builder = isa.KernelBuilder("im2col", chip)
     c0 = isa.c0_of(shape.dtype)
     (oh, ow) = shape.out_hw
     block_rows = planes.rows_per_block(share, _most_rows(shape, chip))
     row_elements = shape.w * c0
-    x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row_elements)
+    x = builder.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row_elements)
     row_fractals, column_fractals, _ = explicit_gemm(shape).fractals
-    a = k.tensor("a", shape.dtype, row_fractals * column_fractals * isa.FRACTAL * c0)
+    a = builder.tensor("a", shape.dtype, row_fractals * column_fractals * isa.FRACTAL * c0)
     image_rows = min((block_rows - 1) * shape.strides[0] + shape.reach[0], shape.h)
-    rows = k.queue("rows", "UB", shape.dtype, image_rows * row_elements, src="MTE2", dst="MTE3")
-    zeros = _zeros(k, shape, block_rows) if max(shape.pads) else None
-    for channel, image in planes.walk(k, share):
-        for block, turn in planes.row_blocks(k, shape, share, block_rows):
+    rows = builder.queue(
+        "rows", "UB", shape.dtype, image_rows * row_elements, src="MTE2", dst="MTE3"
+    )
+    zeros = _zeros(builder, shape, block_rows) if max(shape.pads) else None
+    for channel, image in planes.walk(builder, share):
+        # `turn` is the index of the loop over equal blocks: the third block of 8 rows with stride 2
+        # begins 2 * 16 image rows after the first.
+        for block, turn in planes.row_blocks(builder, shape, share, block_rows):
             loaded_rows = None
             if block.count:
                 first = turn * (block.rows * shape.strides[0]) + block.first
                 plane = (image * shape.blocks[0] + channel) * (shape.h * row_elements)
                 source = x.region(plane + first * row_elements, block.count * row_elements)
-                k.copy(rows.alloc().region(0, block.count * row_elements), source)
+                builder.copy(rows.alloc().region(0, block.count * row_elements), source)
                 rows.enqueue()
                 loaded_rows = rows.dequeue()
             pixel = image * (oh * ow) + turn * (block.rows * ow) + block.start * ow
-            for tap in product(range(shape.r), range(shape.s)):
-                column = channel * shape.taps + (tap[0] * shape.s + tap[1])
+            for row_tap, column_tap in product(range(shape.r), range(shape.s)):
+                # Tap (1, 2) of a 3 x 3 kernel in channel block 4: column block 4 * 9 + 5 = 41.
+                column = channel * shape.taps + (row_tap * shape.s + column_tap)
                 start = (column * (row_fractals * isa.FRACTAL) + pixel) * c0
                 _tap(
-                    k,
+                    builder,
                     shape,
                     to=(a, start),
                     loaded_rows=loaded_rows,
                     zeros=zeros,
                     block=block,
-                    tap=tap,
+                    tap=(row_tap, column_tap),
                 )
             if loaded_rows is not None:
                 rows.free()
-    return k.finish()
+    return builder.finish()
 
 
 def _most_rows(shape: ConvShape, chip: Chip) -> int:
     """Return how many output rows a block has: two slots of their image rows fit UB with zeros."""
-    pixel = isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    pixel_bytes = isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     step = shape.strides[0]
     edge = max(shape.pads[2:])
-    zeros = _zero_pixels(shape, 1)
+    zero_pixels = _zero_pixels(shape, 1)
     rows = min(shape.reach[0], shape.h)
     room = chip.buffers["UB"]
-    fixed = (2 * rows * shape.w + zeros) * pixel
+    fixed = (2 * rows * shape.w + zero_pixels) * pixel_bytes
     if fixed > room:
         raise errors.CapacityError(
-            f"UB for {rows} image rows of {shape.w} pixels twice, and {zeros} zeros: {fixed} bytes",
+            f"UB for {rows} image rows of {shape.w} pixels twice, and {zero_pixels} zeros: "
+            f"{fixed} bytes",
             f"{room} bytes on {chip.name}",
             "cut the image into columns or use conv_launch",
         )
-    return 1 + (room - fixed) // ((2 * step * shape.w + edge) * pixel)
+    # Each further output row takes `step` image rows, twice, and `edge` zeros.
+    return 1 + (room - fixed) // ((2 * step * shape.w + edge) * pixel_bytes)
 
 
 def _zero_pixels(shape: ConvShape, rows: int) -> int:
@@ -116,26 +127,34 @@ def _zero_pixels(shape: ConvShape, rows: int) -> int:
     return max(shape.out_hw[1], rows * max(shape.pads[2:]))
 
 
-def _zeros(k: isa.KernelBuilder, shape: ConvShape, rows: int) -> isa.Buffer:
+def _zeros(builder: isa.KernelBuilder, shape: ConvShape, rows: int) -> isa.Buffer:
     """Fill a buffer with zeros on V, for MTE3 to copy."""
-    lanes = k.chip.vector_bytes_per_repeat // DTYPE_BYTES[shape.dtype]
+    lanes = builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[shape.dtype]
     size = isa.ceil_div(_zero_pixels(shape, rows) * isa.c0_of(shape.dtype), lanes) * lanes
-    zeros = k.buffer("zeros", "UB", shape.dtype, size)
-    k.each("vdup", size, (zeros, 0), scalar=0.0)
-    k.set_flag("V", "MTE3", 0)
-    k.wait_flag("V", "MTE3", 0)
+    zeros = builder.buffer("zeros", "UB", shape.dtype, size)
+    builder.each("vdup", size, (zeros, 0), scalar=0.0)
+    builder.set_flag("V", "MTE3", 0)
+    builder.wait_flag("V", "MTE3", 0)
     return zeros
 
 
-def _inside(outputs: int, stride: int, zeros: int, size: int, offset: int) -> tuple[int, int]:
-    """Return the outputs first .. last-1 for which output * stride + offset - zeros is inside."""
-    first = min(max(-(-(zeros - offset) // stride), 0), outputs)
-    last = min(max((size - 1 + zeros - offset) // stride + 1, first), outputs)
-    return first, last
+def _inside(
+    outputs: int, stride: int, padding_before: int, size: int, offset: int
+) -> tuple[int, int]:
+    """Return the outputs first .. end-1 for which a tap lies on one of `size` pixels.
+
+    It does where 0 <= output * stride + offset - padding_before < size.
+    """
+    # 7 outputs of 7 pixels, stride 1, padding 1: tap 0 lies inside for outputs 1 .. 6.
+    lowest = isa.ceil_div(padding_before - offset, stride)
+    highest = (size - 1 + padding_before - offset) // stride
+    first = min(max(lowest, 0), outputs)
+    end = min(max(highest + 1, first), outputs)
+    return first, end
 
 
 def _tap(
-    k: isa.KernelBuilder,
+    builder: isa.KernelBuilder,
     shape: ConvShape,
     to: tuple[isa.Buffer, isa.Affine],
     loaded_rows: isa.Tile | None,
@@ -164,19 +183,21 @@ def _tap(
         sizes = (end_row - first_row, end_column - first_column, c0)
         steps = (sh * w * c0, sw * c0, 1)
         target = a.region(start + (first_row * ow + first_column) * c0, sizes, (ow * c0, c0, 1))
-        k.copy(target, loaded_rows.region(source * c0, sizes, steps))
+        builder.copy(target, loaded_rows.region(source * c0, sizes, steps))
     if zeros is None:
         return
-    for first, last in ((0, first_column), (end_column, ow)):
-        if has_pixels_inside and first < last:
-            width = (end_row - first_row, (last - first) * c0)
-            target = a.region(start + (first_row * ow + first) * c0, width, (ow * c0, 1))
-            k.copy(target, zeros.region(0, width))
+    # Padding to the left and to the right of the pixels inside.
+    for first, end in ((0, first_column), (end_column, ow)):
+        if has_pixels_inside and first < end:
+            sizes_outside = (end_row - first_row, (end - first) * c0)
+            target = a.region(start + (first_row * ow + first) * c0, sizes_outside, (ow * c0, 1))
+            builder.copy(target, zeros.region(0, sizes_outside))
+    # Whole rows of padding, above and below; all rows, if the tap lies on no column of the image.
     rows_outside = list(range(block.rows))
     if first_column < end_column:
         rows_outside = [*range(first_row), *range(end_row, block.rows)]
     for row in rows_outside:
-        k.copy(a.region(start + row * ow * c0, ow * c0), zeros.region(0, ow * c0))
+        builder.copy(a.region(start + row * ow * c0, ow * c0), zeros.region(0, ow * c0))
 
 
 def pack_explicit(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
@@ -223,16 +244,17 @@ def pack_pointwise(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[
 
 # -- references -----------------------------------------------------------------------------------
 Values = np.ndarray
-Steps = int | Pair
-Edges = int | Pair | Pads
+Stride = int | Pair
+"""Stride or dilation: one number, or (vertical, horizontal)."""
+Padding = int | Pair | Pads
 
 
 def conv2d_reference(
     x: Values,
     weight: Values,
-    stride: Steps = 1,
-    pad: Edges = 0,
-    dilation: Steps = 1,
+    stride: Stride = 1,
+    pad: Padding = 0,
+    dilation: Stride = 1,
     groups: int = 1,
 ) -> Values:
     """y[n,k,i,j] = sum over c,r,s of x[n,c,i*sh+r*dh-top,j*sw+s*dw-left] * weight[k,c,r,s].
@@ -266,7 +288,7 @@ def _widened(values: Values) -> Values:
     return values.astype(np.int64 if values.dtype.kind in "iub" else np.float64)
 
 
-def _windows(x: Values, kernel: Pair, stride: Steps, pad: Edges, dilation: Steps) -> Values:
+def _windows(x: Values, kernel: Pair, stride: Stride, pad: Padding, dilation: Stride) -> Values:
     """Return what lies under every tap of every window of x: (n, c, oh, ow, r, s)."""
     (n, c, h, w) = x.shape
     (r, s) = kernel
@@ -279,7 +301,7 @@ def _windows(x: Values, kernel: Pair, stride: Steps, pad: Edges, dilation: Steps
 
 
 def im2col_reference(
-    x: Values, kernel: Pair, stride: Steps = 1, pad: Edges = 0, dilation: Steps = 1
+    x: Values, kernel: Pair, stride: Stride = 1, pad: Padding = 0, dilation: Stride = 1
 ) -> Values:
     """Return the im2col matrix (n*oh*ow, c*r*s) of x (n, c, h, w): a row holds a window.
 

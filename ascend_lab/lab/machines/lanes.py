@@ -41,7 +41,10 @@ def units_touched(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> pr.
 
 
 def _units(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> tuple[pr.Array, pr.Array]:
-    """Return the units of each group, sorted, and where a new one begins that a lane touches."""
+    """Return the units of each group, sorted, and a mask of the first of each run of equal ones.
+
+    Idle lanes have the unit -1 and are not in the mask.
+    """
     units = np.sort(np.where(active, addresses // unit_bytes, np.int64(-1)), axis=1)
     is_new = np.diff(units, axis=1, prepend=-1) != 0
     return units, is_new & (units >= 0)
@@ -55,9 +58,10 @@ def bank_ways(addresses: pr.Array, active: pr.Array) -> pr.Array:
     """
     banks = 32
     (words, is_new) = _units(addresses, active, 4)
-    groups = np.broadcast_to(np.arange(words.shape[0])[:, None], words.shape)
-    slots = (groups * banks + words % banks)[is_new]
-    per_bank = np.bincount(slots.astype(np.intp), minlength=words.shape[0] * banks)
+    group_numbers = np.broadcast_to(np.arange(words.shape[0])[:, None], words.shape)
+    # bank 5 of group 2 has the number 2 * 32 + 5
+    bank_of_group = (group_numbers * banks + words % banks)[is_new]
+    per_bank = np.bincount(bank_of_group.astype(np.intp), minlength=words.shape[0] * banks)
     return np.asarray(per_bank.reshape(words.shape[0], banks).max(axis=1, initial=0))
 
 
@@ -71,7 +75,8 @@ class Timing:
     With `slot_bytes` a memory access takes one issue slot per aligned unit of that size it
     touches; 0 means one slot whatever it touches. With `cache_bytes` distinct lines of that size
     are counted over the whole run. With `branches` a group skips a side of an `if` that none of its
-    lanes takes; without, every group issues both sides under masks and moves all its lanes.
+    lanes takes; without, every group issues both sides under masks, and the memory accesses of all
+    its lanes count.
     """
 
     arith_cycles: int
@@ -115,9 +120,9 @@ class Trace:
     summand: pr.Array | None
     active: pr.Array
 
-    def count(self, what: str) -> int:
-        """Add up one field of the issues."""
-        return sum(getattr(issue, what) for issue in self.issues)
+    def total(self, field_name: str) -> int:
+        """Return the sum of one field over the issues."""
+        return sum(getattr(issue, field_name) for issue in self.issues)
 
 
 @dataclass(slots=True)
@@ -194,7 +199,7 @@ def _run(state: _State, body: tuple[pr.Instr, ...], active: pr.Array, issued: pr
             _write(state, instr.dst, value, active, issued, state.timing.arith_cycles)
         elif isinstance(instr, pr.Branch):
             _branch(state, instr, active, issued)
-        else:
+        elif isinstance(instr, pr.Total):
             state.summand = _read(state, instr.src)
             state.values[instr.array] = np.zeros(1, state.summand.dtype)
             _issue(state, instr, active, issued, ops=1)
@@ -299,7 +304,7 @@ class Blocking:
 def blocking(
     program: pr.Matmul, in_bytes: int, out_bytes: int, local_bytes: int, unit: int = 1
 ) -> Blocking:
-    """Return the largest square tiling whose three tiles fit in `local_bytes`.
+    """Return the largest tiling, square or longer, whose three tiles fit in `local_bytes`.
 
     A is read once per column of tiles and B once per row of tiles:
     bytes_in = in_bytes * (m k ceil(n / columns) + k n ceil(m / rows)). Tiles are multiples of
@@ -314,8 +319,14 @@ def blocking(
         free = local_bytes - in_bytes * other * depth
         return max(square, free // (in_bytes * depth + out_bytes * other) // unit * unit)
 
-    rows = min(rows_needed, square if columns_needed >= square else longest(columns_needed))
-    columns = min(columns_needed, square if rows_needed >= square else longest(rows_needed))
+    rows = square
+    columns = square
+    if columns_needed < square:
+        rows = longest(columns_needed)
+    if rows_needed < square:
+        columns = longest(rows_needed)
+    rows = min(rows, rows_needed)
+    columns = min(columns, columns_needed)
     down = -(-program.m // rows)
     across = -(-program.n // columns)
     read_elements = program.m * program.k * across + program.k * program.n * down
@@ -366,12 +377,16 @@ def tiled(port: Port, compute: float, moved_bytes: float, tiles: int) -> tuple[i
     """Time `tiles` equal tiles that are moved in, computed and moved out.
 
     After the first tile one more finishes every max(move, compute, (latency + move + compute) /
-    BUFFERS) cycles (all per tile).
+    BUFFERS) cycles (all per tile). `compute` and `moved_bytes` are those of all tiles.
     """
     move = moved_bytes / port.rate_bytes_per_cycle
     latency = port.latency_cycles
     wait = latency * (1 + (tiles - 1) / BUFFERS)
     parts = pr.Breakdown(pr.whole(compute), pr.whole(move), pr.whole(wait))
-    per_tile = latency + (move + compute) / tiles
-    period = max(move / tiles, compute / tiles, per_tile / BUFFERS)
-    return min(pr.whole(per_tile + (tiles - 1) * period), parts.total), parts
+    tile_move = move / tiles
+    tile_compute = compute / tiles
+    tile_cycles = latency + (move + compute) / tiles
+    period = max(tile_move, tile_compute, tile_cycles / BUFFERS)
+    # The three parts are rounded one by one: the time must not exceed their sum.
+    cycles = min(pr.whole(tile_cycles + (tiles - 1) * period), parts.total)
+    return cycles, parts

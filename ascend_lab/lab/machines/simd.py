@@ -47,10 +47,10 @@ def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.R
         per_element = int(trace.slots[0] + trace.stalls[0]) + machine.loop_instructions
         stalls += kernel.n * max(0, machine.arith_cycles - per_element)
     lines_read, lines_written = cache_lines(trace)
-    instructions = trace.count("groups") + loop_instructions
+    instructions = trace.total("groups") + loop_instructions
     (cycles, parts), counts = _timed(machine, instructions, stalls, lines_read, lines_written)
-    counts["ops"] = trace.count("ops")
-    counts["bytes_used"] = trace.count("bytes_used")
+    counts["ops"] = trace.total("ops")
+    counts["bytes_used"] = trace.total("bytes_used")
     lines = (pr.Line(issue.text, issue.groups) for issue in trace.issues)
     return pr.Run(
         machine=machine.name,
@@ -292,11 +292,11 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
         instructions = instructions + folds
         passes = passes + folds
     cycles = instructions * machine.startup_cycles + passes * machine.cycles_per_repeat
-    bytes_moved = trace.count("sectors") * machine.port.sector_bytes
+    bytes_moved = trace.total("sectors") * machine.port.sector_bytes
     counts = {
         "instructions": instructions + copies * tiles,
-        "ops": trace.count("ops"),
-        "bytes_used": trace.count("bytes_used"),
+        "ops": trace.total("ops"),
+        "bytes_used": trace.total("bytes_used"),
         "bytes_moved": bytes_moved,
     }
     total_cycles, parts = ln.tiled(machine.port, cycles, bytes_moved, tiles)

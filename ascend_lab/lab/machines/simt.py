@@ -131,16 +131,16 @@ def _load(machine: Simt, trace: ln.Trace) -> WarpLoad:
         stalls=int(stalls.sum()),
         max_slots=int(slots.max()),
         max_stalls=int(stalls.max()),
-        bytes_moved=trace.count("sectors") * machine.port.sector_bytes,
+        bytes_moved=trace.total("sectors") * machine.port.sector_bytes,
     )
 
 
 def _counts(machine: Simt, trace: ln.Trace, load: WarpLoad, resident: int) -> dict[str, int]:
     """Return the counters of a launch."""
     return {
-        "instructions": trace.count("groups") + machine.thread_instructions * load.warps,
-        "ops": trace.count("ops"),
-        "bytes_used": trace.count("bytes_used"),
+        "instructions": trace.total("groups") + machine.thread_instructions * load.warps,
+        "ops": trace.total("ops"),
+        "bytes_used": trace.total("bytes_used"),
         "bytes_moved": load.bytes_moved,
         "warps": load.warps,
         "resident_warps": min(resident, load.warps),

@@ -1,8 +1,9 @@
 """Checks the operands of an instruction: memories, alignment, shapes, number formats.
 
 For example, a `vadd` whose source begins at byte 40 of UB is refused, because vector operands begin
-at multiples of 32 bytes. The file has one section per type of instruction: moves, vector
-instructions on whole blocks, mmad, and other vector instructions. Every check raises a subclass of
+at multiples of 32 bytes. The file begins with the checks that all instructions share; then come
+moves, vector instructions on whole blocks, and computation (mmad and other vector instructions).
+Every check raises a subclass of
 `ProgramError` that says what is needed, what was given, and a remedy.
 """
 

@@ -53,8 +53,8 @@ def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
 class Span:
     """One instruction in time: pipe, name, [start, end) in cycles.
 
-    A wait_flag waited `stall_cycles` for the event `cause`. `previous` is the index of the span
-    that decided when this one ended (-1: none).
+    A wait_flag waited `stall_cycles` for the event `waited_for`. `previous` is the index of the
+    span that decided when this one ended (-1: none).
     """
 
     pipe: str
@@ -62,7 +62,7 @@ class Span:
     start: int
     end: int
     stall_cycles: int = 0
-    cause: str = ""
+    waited_for: str = ""
     previous: int = -1
 
 
@@ -98,8 +98,8 @@ class Timed:
         task_s = (queued start + cycles) / clock. The host's part of a cold launch comes before the
         task and is not in it.
         """
-        start = start_cycles(self.chip, "queued", int(self.mix_cycles))
-        return (int(self.cycles) + start) / self.chip.clock_hz
+        queued_cycles = start_cycles(self.chip, "queued", int(self.mix_cycles))
+        return (int(self.cycles) + queued_cycles) / self.chip.clock_hz
 
     @property
     def ops_per_s(self) -> float:
@@ -241,7 +241,7 @@ class Timeline(Timed):
                 start,
                 end,
                 stall_cycles=stall,
-                cause=event,
+                waited_for=event,
                 previous=previous,
             )
             spans.append(span)
@@ -254,7 +254,7 @@ class Timeline(Timed):
         total = Counter[tuple[str, str]]()
         for span in self.spans:
             if span.stall_cycles:
-                total[span.pipe, span.cause] += span.stall_cycles
+                total[span.pipe, span.waited_for] += span.stall_cycles
         return dict(sorted(total.items(), key=lambda item: -item[1]))
 
     @cached_property
@@ -264,8 +264,8 @@ class Timeline(Timed):
         spans = self.spans
         if not spans:
             return ()
-        # Backwards from the span whose result is visible last, to a span that did not wait.
-        # of two spans that end at the same time the later one counts
+        # Backwards from the span whose result is visible last, to a span that did not wait. Of two
+        # spans that end at the same time the later one counts.
         index = max(range(len(spans)), key=lambda i: (spans[i].end + tails[spans[i].pipe], i))
         chain = []
         while index >= 0:
@@ -387,7 +387,7 @@ class KernelTimeline(Timed):
 
     @property
     def bound_by(self) -> str:
-        """The limit that holds for most of the cycles: "launch", "sync", "memory", or a pipe."""
+        """The limit of the largest share of the cycles: "launch", "sync", "memory", or a pipe."""
         if self.launch_cycles > self.cycles:
             return "launch"
         # phases of 800 and 300 cycles bound by MTE2 outweigh one of 900 bound by the cube
@@ -439,7 +439,7 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
     for span in timeline.spans:
         args: dict[str, Any] = {"start_cycle": span.start, "cycles": span.end - span.start}
         if span.stall_cycles:
-            args |= {"stall_cycles": span.stall_cycles, "waits_for": span.cause}
+            args |= {"stall_cycles": span.stall_cycles, "waits_for": span.waited_for}
         kind = "stall" if span.stall_cycles else "instruction"
         times = {"ts": span.start * scale, "dur": (span.end - span.start) * scale}
         place = {"pid": 0, "tid": pipes.index(span.pipe), "args": args}

@@ -443,7 +443,7 @@ def _fold_in_parts(s: Schedule, folds: Sequence[str]) -> tuple[Schedule, dict[st
     for name in folds:
         axis = s.state.stage(name).reduce[-1]
         rows = s.state.stage(name).axes[0].extent
-        length = _part_length(axis.extent, rows, auto_tile.core_count(s))
+        length = _part_length(axis.extent, rows, auto_tile.vector_core_count(s))
         if length >= axis.extent:
             raise ScheduleError(f"{name}: a part for every core", str(axis.extent), "take tiles")
         s = rfactor(split(s, name, axis.name, length), name, f"{axis.name}_o", inner=True)

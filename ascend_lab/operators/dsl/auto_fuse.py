@@ -14,7 +14,7 @@ from ascend_lab import errors
 from ascend_lab.machine import isa
 from ascend_lab.operators.dsl import boxes, primitives_loops, primitives_tiles, tensor
 from ascend_lab.operators.dsl.schedule import Schedule
-from ascend_lab.operators.dsl.stages import Fixed, Stage, State, bare, fits_in
+from ascend_lab.operators.dsl.stages import Fixed, Stage, State, copied_element, fits_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool
     reads = _reads(state, stage.name)
     if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
         return False
-    is_plain_copy = bare(stage.expr) is not None
+    is_plain_copy = copied_element(stage.expr) is not None
     if is_plain_copy and not cheap:
         return True
     # A value read twice is computed twice if it is inlined: only one operation is cheap enough for

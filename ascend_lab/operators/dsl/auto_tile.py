@@ -27,13 +27,16 @@ SMALL_BYTES = 32768
 """Tiles that take less of UB than this are not made smaller only to have several of them."""
 
 LONG_FOLD_BYTES = SMALL_BYTES // 4
-"""Results of folds of at least this many bytes are dealt to cores one by one.
+"""If a fold reads at least this many bytes per result, its results are dealt to cores one by one.
 
 In whole blocks, 16 results a core in fp16, too few cores would have work.
 """
 
 LINE_BYTES = 512
-"""Tiles of folds over rows have at least this much of each row: one line of L2 (PTO cost model)."""
+"""Tiles of folds over rows have at least this much of each row: one line of L2.
+
+The number is from the cost model of the PTO library.
+"""
 
 NARROW_BYTES = 64
 """The same for tiles that are narrow so that all of a long column is in UB at once."""
@@ -52,7 +55,7 @@ class TileSizes(NamedTuple):
     folds: Mapping[str, int]
 
 
-def core_count(s: Schedule) -> int:
+def vector_core_count(s: Schedule) -> int:
     """Return the vector cores of the chip."""
     return s.chip.core_count * s.chip.vector_cores_per_core
 
@@ -60,7 +63,7 @@ def core_count(s: Schedule) -> int:
 def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
     axes = s.state.stage(phase.root).axes
-    cores = core_count(s)
+    cores = vector_core_count(s)
     # The last part of a row is shorter and needs another program, so each part gets its own core.
     if s.state.stage(phase.root).last_fold_extent:
         row_shares = {axes[0].name: isa.ceil_div(axes[0].extent, cores // axes[-1].extent)}
@@ -68,11 +71,12 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
     cut_axes = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
 
-    def share(axis: tensor.Axis, cores: int) -> int:
-        return _core_share(axis.extent, cores, unit if axis is axes[-1] else 1)
+    def share(axis: tensor.Axis, among: int) -> int:
+        return _core_share(axis.extent, among, unit if axis is axes[-1] else 1)
 
     candidates = []
-    for used in range(1, cores + 1) if cut_axes else ():
+    core_counts = range(1, cores + 1) if cut_axes else range(0)
+    for used in core_counts:
         outer_share = share(cut_axes[0], used)
         # 20 rows and 4,096 columns on 32 cores: with one row per core 12 would be idle; with 16
         # cores along columns, 2 stretches of 10 rows, all 32 work.
@@ -113,8 +117,9 @@ def block_elements(state: State, phase: Phase) -> int:
 
 
 def even_width(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int:
-    """Return a width not above `width` that cuts a share into `tiles` tiles of about one size.
+    """Return a width not above `width` that cuts a share into about `tiles` tiles of one size.
 
+    There are more tiles if these would be wider than `width`, and fewer if they would be small.
     `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
     """
     # The width at which a tile takes 32 KiB: halving smaller ones only adds instructions.
@@ -160,7 +165,8 @@ def schedule_phase(
     rows = row_axes(s.state, phase)
     # Two slots let loads and arithmetic overlap; if not even narrow tiles fit twice, one slot.
     can_be_cut = bool(rows) or not (phase.tiles or phase.outputs)
-    for depth in (2, 1) if can_be_cut else ():
+    slot_counts = (2, 1) if can_be_cut else ()
+    for depth in slot_counts:
         best = largest(s, phase, rows, depth, ub_share, line_bytes)
         if best is not None and not _cuts_blocks(s, phase, best.widths):
             return arrange(s, phase, rows, best, depth, tiles)
@@ -185,7 +191,8 @@ def _split_phase(s: Schedule, phase: Phase) -> Schedule:
     for name in recomputed:
         s = primitives_tiles.inline(s, name)
     for name in phase.names:
-        s = s if name in recomputed else schedule_phase(s, Phase(name))
+        if name not in recomputed:
+            s = schedule_phase(s, Phase(name))
     return s
 
 
@@ -211,10 +218,10 @@ def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
     # What can be dealt to cores without cutting the fold: results, or lines of results.
     units = max(1, results * itemsize // LINE_BYTES) if keeps_lanes(stage) else results
     # Equal parts only: 4,096 elements on 20 cores are 16 parts of 256.
-    parts = max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
+    parts = max(d for d in range(1, vector_core_count(s) + 1) if extent % d == 0)
     # "p" is the axis of parts that `rfactor` has made: this fold is cut already.
     is_cut = any(a.name == "p" for a in (*stage.axes, *stage.reduce))
-    if is_cut or 2 * units > core_count(s) or folded_bytes < 4 * SMALL_BYTES:
+    if is_cut or 2 * units > vector_core_count(s) or folded_bytes < 4 * SMALL_BYTES:
         return 0
     return extent // parts if parts >= 2 * units and extent > parts else 0
 
@@ -245,13 +252,15 @@ def largest(
         return needed_bytes <= ub_share * s.chip.buffers["UB"]
 
     # Whole fold axes first: a fold in steps needs a partial result between them.
-    for cuts_folds in (False, True) if folds else (False,):
+    ways_to_fold = (False, True) if folds else (False,)
+    for cuts_folds in ways_to_fold:
         sizes = smallest | (dict.fromkeys(folds, 1) if cuts_folds else folds)
         if not fits(sizes):
             continue
-        for name in reversed(list(folds)) if cuts_folds else ():
-            widest = _widest(fits, sizes, name, folds[name], 1)
-            sizes[name] = _even_part(widest, folds[name])
+        if cuts_folds:
+            for name in reversed(list(folds)):
+                widest = _widest(fits, sizes, name, folds[name], 1)
+                sizes[name] = _even_part(widest, folds[name])
         for name in reversed(rows):
             sizes[name] = _widest(fits, sizes, name, extents[name], sizes[name])
             if sizes[name] < extents[name]:
@@ -273,9 +282,9 @@ def _even_part(width: int, extent: int) -> int:
     parts = isa.ceil_div(extent, width)
     unit = next((n for n in (128, 32) if width >= 2 * n), 1)
     # 1,000 elements of which 600 fit: two parts, of 512 and 488.
-    even_width = isa.ceil_div(isa.ceil_div(extent, parts), unit) * unit
+    part_width = isa.ceil_div(isa.ceil_div(extent, parts), unit) * unit
     largest_width = width - width % unit if parts > 1 else width
-    return min(largest_width, even_width)
+    return min(largest_width, part_width)
 
 
 def _widest(fits: Callable[[Widths], bool], sizes: Widths, name: str, extent: int, low: int) -> int:
@@ -286,7 +295,10 @@ def _widest(fits: Callable[[Widths], bool], sizes: Widths, name: str, extent: in
     # Close enough: within 6 % of the widest that fits, as each trial lays out a nest.
     while high - low > max(1, low // 16):
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(sizes | {name: middle}) else (low, middle)
+        if fits(sizes | {name: middle}):
+            low = middle
+        else:
+            high = middle
     return low
 
 
@@ -426,8 +438,10 @@ def _width_unit(root: Stage, axis: tensor.Axis, unit: int) -> int:
     """
     if axis is root.axes[-1]:
         return unit
+    if axis not in root.axes[-2:-1]:
+        return 1
     rows, remainder = divmod(4 * unit, root.axes[-1].extent)
-    return rows if axis in root.axes[-2:-1] and rows and not remainder else 1
+    return rows if rows and not remainder else 1
 
 
 def _cut(s: Schedule, name: str, loop: str, width: int, outer: list[str]) -> tuple[Schedule, str]:
@@ -441,14 +455,14 @@ def fold_loops(
 ) -> tuple[Schedule, list[str], list[str]]:
     """Split the axes of a stage that are done in parts; return outer loops and loops in tiles."""
     loops: list[str] = []
-    tiles: list[str] = []
+    loops_in_tile: list[str] = []
     for axis in axes:
         width = folds.get(f"{name}.{axis.name}", axis.extent)
         inner_loop = axis.name
         if width < axis.extent:
             s, inner_loop = _cut(s, name, inner_loop, width, loops)
-        tiles.append(inner_loop)
-    return s, loops, tiles
+        loops_in_tile.append(inner_loop)
+    return s, loops, loops_in_tile
 
 
 def attach_tiles(
@@ -463,9 +477,9 @@ def attach_tiles(
         s = primitives_tiles.compute_at(s, name, phase.root, host_loops[-1])
     for name in reversed(phase.tiles):
         stage = s.state.stage(name)
-        s, loops, tiles = fold_loops(s, name, (*stage.axes, *stage.reduce), folds)
+        s, loops, loops_in_tile = fold_loops(s, name, (*stage.axes, *stage.reduce), folds)
         if loops:
-            s = vectorise(reorder(s, name, *loops, *tiles), name, tiles[0])
+            s = vectorise(reorder(s, name, *loops, *loops_in_tile), name, loops_in_tile[0])
         s = primitives_tiles.double_buffer(s, name, depth if stage.scope == "GM" else 1)
         s = primitives_tiles.compute_at(s, name, phase.root, host_loops[-1])
     return s

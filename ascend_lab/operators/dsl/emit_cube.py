@@ -17,7 +17,7 @@ from ascend_lab.machine import isa, layout
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators import kernels
 from ascend_lab.operators.dsl import boxes, fractals
-from ascend_lab.operators.dsl.stages import Fixed, Stage, State, bare
+from ascend_lab.operators.dsl.stages import Fixed, Stage, State, copied_element
 from ascend_lab.operators.dsl.tiles import OpenTile, Tiles
 from ascend_lab.operators.kernels import ConvShape, conv, transpose
 
@@ -285,7 +285,7 @@ _MAKERS: Mapping[str, Callable[[State, Fixed, Attrs, Chip], NamedLaunches]] = {
 
 def copied(state: State, stage: Stage, chip: Chip) -> isa.Launch:
     """Return the launch of a stage that only moves elements from one GM tensor to another."""
-    read = bare(stage.expr)
+    read = copied_element(stage.expr)
     assert read is not None
     shape = read.view or state.find(read.source).shape
     pairs = list(zip(read.index, layout.row_major(shape), strict=True))

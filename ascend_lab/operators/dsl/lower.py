@@ -35,7 +35,7 @@ from ascend_lab.operators.dsl.schedule import (
     moves_only,
     roots,
 )
-from ascend_lab.operators.dsl.stages import Fixed, Leaf, Stage, State, bare
+from ascend_lab.operators.dsl.stages import Fixed, Leaf, Stage, State, copied_element
 from ascend_lab.operators.dsl.tiles import Group, Tiles
 
 CoreShare = tuple[int, int, int]
@@ -189,7 +189,7 @@ class Nest:
 
     def _order(self, stage: Stage) -> int:
         """Return the place of a stage among those of one loop: loads, computed tiles, stores."""
-        return 2 if stage.scope == "GM" else int(self.tiles.writer(stage) == "V")
+        return 2 if stage.scope == "GM" else int(self.tiles.filling_pipe(stage) == "V")
 
     # -- loops ----------------------------------------------------------------------------------
     def run(self, stage: Stage, box: Box) -> None:
@@ -304,22 +304,22 @@ class Nest:
         copies them one by one, between the two.
         """
         tiles = list(map(self.state.stage, group.filled))
-        is_computed = self.tiles.writer(filled_last) == "V"
+        is_computed = self.tiles.filling_pipe(filled_last) == "V"
         readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
         stores = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
-        may_be_ragged = not (self.tiles.has_whole_blocks or self.tiles.fractal)
+        may_be_ragged = not (self.tiles.has_whole_blocks or self.tiles.fractal_stages)
         # Before the store: elements behind the row's last whole block, at the place where GM wants
         # them.
         if is_computed and may_be_ragged:
             self.repeat_copies(stores, shift_stored_ends)
         if group.queue.middle is not None:
             group.queue.hand()  # to the scalar unit, which copies single elements
-            loaded = tiles if self.tiles.writer(filled_last) == "MTE2" else []
+            loaded = tiles if self.tiles.filling_pipe(filled_last) == "MTE2" else []
             self.repeat_copies([*loaded, *stores], copy_leftover)
         self.tiles.pass_on(group)
         # After the load: the last block has arrived where it ends in GM, and moves to where the row
         # ends.
-        if may_be_ragged and self.tiles.writer(filled_last) == "MTE2":
+        if may_be_ragged and self.tiles.filling_pipe(filled_last) == "MTE2":
             self.repeat_copies(tiles, shift_loaded_ends)
 
     def repeat_copies(self, stages: Sequence[Stage], copy_ends: EmitCopy) -> None:
@@ -354,28 +354,28 @@ class Nest:
     def instructions(self, stage: Stage, folds: list[isa.Affine]) -> None:
         """Write the whole-tile instructions of a stage for its active box."""
         box = self.active[stage.name]
-        if stage.name in self.tiles.fractal:
+        if stage.name in self.tiles.fractal_stages:
             emit_cube.instructions(self.tiles, stage, box, folds)
-        elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
+        elif stage.scope == "GM" or self.tiles.filling_pipe(stage) == "MTE2":
             self._write_copy(stage, box)
         else:
             self._write_vector_work(stage, box, is_partial=bool(folds))
 
     def _write_copy(self, stage: Stage, box: Box) -> None:
         """Write the copy of a box between GM and UB."""
-        read = bare(stage.expr)
+        read = copied_element(stage.expr)
         assert read is not None
         dst = self.tiles.exact_output_view(stage, box)
         src = self.tiles.view(read, box, stage.axes)
         tile = self.state.stage(read.source) if stage.scope == "GM" else stage
         assert isinstance(tile, Stage)
         sizes = [box[a.name].count for a in stage.axes]
-        block = tile.align if self.tiles.by_blocks(tile) else 0
+        block = tile.align if self.tiles.can_copy_by_blocks(tile) else 0
         rows = rows_of_box(dst, src, sizes, block)
         # The padding of rows that were loaded by whole blocks may be read, so instructions may
         # include it.
         if rows.by_blocks and rows.is_load:
-            self.tiles.filled.add(tile.name)
+            self.tiles.with_padding.add(tile.name)
         self.tiles.check_ends(tile, rows.has_leftover)
         self.emit_copy(self.unit, rows)
 
@@ -394,4 +394,4 @@ class Nest:
         work = TileWork(stage, sizes, out, views, is_partial, piece_bytes)
         has_filled_rows = compute_tile(self.unit, work)
         if has_filled_rows or (is_narrow and block_sizes):
-            self.tiles.filled.add(stage.name)
+            self.tiles.with_padding.add(stage.name)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine.isa import FRACTAL, Affine, c0_of
 from ascend_lab.operators.dsl.schedule import Schedule, primitive
-from ascend_lab.operators.dsl.stages import Leaf, Stage, State, fresh, identity
+from ascend_lab.operators.dsl.stages import Leaf, Stage, State, identity, loops_of_axes
 from ascend_lab.operators.dsl.tensor import Axis, Expr, Read, apply_index, rewrite
 
 
@@ -110,7 +110,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     _check_alone_in_nest(state, s)
     expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
     changed = (*group[:place], axis, *group[place + 2 :])
-    loops = (*s.loops[:at], *fresh((axis,)), *s.loops[at + 2 :])
+    loops = (*s.loops[:at], *loops_of_axes((axis,)), *s.loops[at + 2 :])
     if a.reduce:
         return state.put(replace(s, expr=expr, loops=loops, reduce=changed))
     changed_state = state.put(replace(s, expr=expr, loops=loops, axes=changed))
@@ -294,12 +294,12 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
         expr,
         fold=s.fold,
         reduce=folds,
-        loops=fresh(axes, folds),
+        loops=loops_of_axes(axes, folds),
         last_fold_extent=remainder,
     )
     part_folds = (replace(part_axis, reduce=True),)
     read = Read(name, s.dtype, identity(axes))
-    total = replace(s, expr=read, reduce=part_folds, loops=fresh(s.axes, part_folds))
+    total = replace(s, expr=read, reduce=part_folds, loops=loops_of_axes(s.axes, part_folds))
     return state.put(total).insert(partial, before=stage)
 
 

@@ -15,11 +15,11 @@ from ascend_lab.operators.dsl.stages import (
     Fixed,
     Stage,
     State,
-    bare,
+    copied_element,
     copy_of,
     fits_in,
-    fresh,
     identity,
+    loops_of_axes,
     redirect,
 )
 from ascend_lab.operators.dsl.tensor import (
@@ -83,7 +83,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     _check_scope(scope)
     s = state.stage(stage)
     primitives_loops.check_no_guests(state, stage, "cache_write")
-    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
+    if s.loops != loops_of_axes(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
         needed = f"cache_write {stage}: a stage not yet scheduled"
         raise ScheduleError(needed, "it has splits", "call it first")
     name = state.new_name(f"{stage}_{scope.lower()}")
@@ -94,7 +94,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     copied = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
     if s.relu and scope == "L0C":
         copied = Call("vrelu", (copied,), s.dtype)
-    copy = replace(s, expr=copied, fold="", reduce=(), loops=fresh(s.axes))
+    copy = replace(s, expr=copied, fold="", reduce=(), loops=loops_of_axes(s.axes))
     return state.put(copy).insert(local, before=stage)
 
 
@@ -105,7 +105,7 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
     before: `y[i, j] = f(x[j, i])`   after: `x_as_y[i, j] = x[j, i]`, `y[i, j] = f(x_as_y[i, j])`
     """
     s = state.stage(stage)
-    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.scope != "GM" or s.is_cube:
+    if s.loops != loops_of_axes(s.axes, s.reduce) or s.attach or s.scope != "GM" or s.is_cube:
         needed = f"materialise {stage}: a stage not yet scheduled"
         raise ScheduleError(needed, "it has splits", "call it first")
     if not 0 <= number < len(s.reads):
@@ -120,7 +120,9 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
     # for i: for j: y[i, j] = f(x_as_y[i, j]).
     axes = tuple(Axis(a.name, a.extent) for a in (*s.axes, *s.reduce))
     name = state.new_name(f"{read.source}_as_{stage}")
-    copy = Stage(name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=fresh(axes))
+    copy = Stage(
+        name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=loops_of_axes(axes)
+    )
     through_copy = Read(name, read.dtype, identity(axes))
     return state.put(replace(s, expr=swap(s.expr, read, through_copy))).insert(copy, before=stage)
 
@@ -221,7 +223,7 @@ def inline(state: State, stage: str) -> State:
         raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
     # for i: t[i] = a[i] + b[i], for i: y[i] = relu(t[i])   becomes   for i: y[i] = relu(a[i] +
     # b[i]).
-    body = bare(s.expr) or s.expr
+    body = copied_element(s.expr) or s.expr
 
     def value(read: Read) -> Expr:
         if read.source != stage:
@@ -276,7 +278,9 @@ def hoist(state: State, stage: str) -> State:
         if used_axes and not used_axes & {a.name for a in lanes}:
             name = state.new_name(f"{stage}_row{len(row_stages) or ''}")
             value = expr if isinstance(expr, Call) else Call("vcopy", (expr,), expr.dtype)
-            row_stage = Stage(name, expr.dtype, axes, value, loops=fresh(axes), align=ROW_BLOCK)
+            row_stage = Stage(
+                name, expr.dtype, axes, value, loops=loops_of_axes(axes), align=ROW_BLOCK
+            )
             return Read(row_stages.setdefault(expr, row_stage).name, expr.dtype, first_of_row)
         if not isinstance(expr, Call):
             return expr
@@ -450,7 +454,7 @@ def _separate_value(
     """Compute the value that both folds use in a separate stage, which both read."""
     axes = (*partial.axes, Axis(partial.reduce[0].name, partial.reduce[0].extent))
     name = state.new_name(f"{base.name}_of")
-    value_stage = Stage(name, value.dtype, axes, value, loops=fresh(axes))
+    value_stage = Stage(name, value.dtype, axes, value, loops=loops_of_axes(axes))
     read = Read(name, value.dtype, identity(axes))
     state = state.insert(value_stage, base.name)
     base = replace(base, expr=_in_terms(read, partial, base))
@@ -476,7 +480,7 @@ def _head(state: State, partial: Stage, value: Expr, first: str) -> tuple[State,
     axes = partial.axes[:-1]
     folded = (Axis(partial.reduce[0].name, min(HEAD_ELEMENTS, partial.reduce[0].extent), True),)
     expr = apply_index(value, {partial.axes[-1].name: Affine()})
-    loops = fresh(axes, folded)
+    loops = loops_of_axes(axes, folded)
     head = Stage(name, partial.dtype, axes, expr, fold="sum", reduce=folded, loops=loops)
     mean = Read(name, partial.dtype, identity(axes)) * (1.0 / folded[0].extent)
     return state.insert(head, before=state.stages[0].name), mean

@@ -24,11 +24,11 @@ from ascend_lab.operators.dsl.stages import (
     Input,
     Stage,
     State,
-    bare,
+    copied_element,
     copy_of,
-    fresh,
     identity,
     initial_state,
+    loops_of_axes,
     redirect,
 )
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, Tensor, swap
@@ -242,7 +242,9 @@ def roots(state: State) -> list[Stage | Fixed]:
 
 def moves_only(state: State, stage: Stage) -> bool:
     """True for an unscheduled stage that only moves elements between GM tensors."""
-    unscheduled_copy = stage.is_copy and stage.loops == fresh(stage.axes) and not stage.vector_at
+    unscheduled_copy = (
+        stage.is_copy and stage.loops == loops_of_axes(stage.axes) and not stage.vector_at
+    )
     return (
         unscheduled_copy
         and _in_gm(state, stage.sources[0])
@@ -332,7 +334,7 @@ def _compute_in_tile(state: State, stage: Stage, root: str) -> State:
         loop = guest.attach[1] if guest.attach else ""
         state = state.put(replace(guest, attach=(local.name, loop)))
     copy = Call("vcopy", (Read(local.name, stage.dtype, identity(stage.axes)),), stage.dtype)
-    tile_loops = tuple(replace(x, name=f"{x.name}_tile") for x in fresh(stage.axes))
+    tile_loops = tuple(replace(x, name=f"{x.name}_tile") for x in loops_of_axes(stage.axes))
     loops = (*outer_loops, *tile_loops)
     vector_at = tile_loops[0].name
     store = replace(stage, expr=copy, fold="", reduce=(), loops=loops, vector_at=vector_at)
@@ -376,7 +378,7 @@ def _serves(
     """
     if not isinstance(tile, Stage) or tile.attach != attach or tile.scope != "UB":
         return False
-    tile_source = bare(tile.expr) if tile.is_copy else None
+    tile_source = copied_element(tile.expr) if tile.is_copy else None
     if tile_source is None or (tile_source.source, tile_source.view) != (read.source, read.view):
         return False
     are_stores = {r.scope == "GM" for r in state.readers(tile.name)}

@@ -73,7 +73,7 @@ class Formula:
             "shape": tuple([a.extent for a in self.axes]),
             "reads": reads,
             "sources": tuple(dict.fromkeys([r.source for r in reads])),
-            "is_copy": bare(self.expr) is not None and not self.fold,
+            "is_copy": copied_element(self.expr) is not None and not self.fold,
             "is_cube": getattr(self.expr, "op", "") == "mac",
         }
         for name, value in derived.items():
@@ -87,8 +87,8 @@ class Placed(Formula):
     `scope` is the buffer, `depth` its number of slots, `align` the elements to which rows in UB are
     rounded up. `attach` is (stage, loop) if this tile is computed inside that loop of that stage,
     ("y", "") if in front of its loops; `bound` are the loops shared over the cores. Loops in front
-    of `vector_at` become loops of the program; whole-tile instructions do `vector_at` and the loops
-    behind it, for a stage that is `tensorized` those of the cube.
+    of `vector_at` become loops of the program. The loop `vector_at` and those behind it are done by
+    instructions on whole tiles: of the cube if the stage is `tensorized`, else of the vector unit.
     """
 
     loops: tuple[Leaf, ...] = ()
@@ -140,7 +140,7 @@ class Stage(Placed):
         return self.loops.index(self.loop(name))
 
 
-def bare(expr: Expr) -> Read | None:
+def copied_element(expr: Expr) -> Read | None:
     """Return the element that an expression only copies, or None."""
     element = expr.args[0] if isinstance(expr, Call) and expr.op == "vcopy" else expr
     return element if isinstance(element, Read) else None
@@ -157,7 +157,8 @@ def overwrites(state: "State", stage: Stage) -> str:
     names = [s.name for s in state.stages]
     # A guarded last step computes some elements again, from inputs that are overwritten by then.
     recomputes = any(x.tail == "guard" and x.width > 1 for x in stage.loops)
-    # A fold reads elements again that it has written; a copy between memories is not in place.
+    # A fold reads elements again that it has written; a copy between memories is not in place, and
+    # neither is a stage outside UB.
     if first_call is None or stage.fold or stage.is_copy or stage.scope != "UB" or recomputes:
         return ""
     names_so_far = names[: names.index(stage.name) + 1]
@@ -181,15 +182,16 @@ def overwrites(state: "State", stage: Stage) -> str:
 def _first_call(expr: Expr, lane: str) -> Call | None:
     """Return the operation that is evaluated first, or None if several may be.
 
-    In mul(exp(a[i, j]), b[i]) that is exp: the only operand computed along the axis `lane`.
+    If one operand alone is computed along the axis `lane`, its first operation is the first of all.
+    In mul(exp(a[i, j]), b[i]) that is exp.
     """
     # Equal operands are computed once: exp(a) * exp(a) has one.
     args = dict.fromkeys(expr.args) if isinstance(expr, Call) else ()
     # mul(exp(a[i, j]), exp(b[i])): b has no j, so that exp(a) is the only candidate
-    along_lane = [a for a in args if isinstance(a, Call) and _reads_along(a, lane)]
-    if len(along_lane) == 1:
-        return _first_call(along_lane[0], lane)
-    return expr if isinstance(expr, Call) and not along_lane else None
+    calls_along_lane = [a for a in args if isinstance(a, Call) and _reads_along(a, lane)]
+    if len(calls_along_lane) == 1:
+        return _first_call(calls_along_lane[0], lane)
+    return expr if isinstance(expr, Call) and not calls_along_lane else None
 
 
 def _reads_along(expr: Call, lane: str) -> bool:
@@ -377,13 +379,13 @@ def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool
         expr,
         fold=body.fold,
         reduce=reduce,
-        loops=fresh(axes, reduce),
+        loops=loops_of_axes(axes, reduce),
         output=output,
         logical=logical,
     )
 
 
-def fresh(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:
+def loops_of_axes(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:
     """Return one loop per axis."""
     return tuple(Leaf(a.name, a.name, a.extent, 1, a.reduce) for a in (*axes, *reduce))
 
@@ -392,7 +394,7 @@ def copy_of(name: str, source: Stage | Fixed | Input, view: Shape = ()) -> Stage
     """Return a tile in UB that copies a tensor, under the shape `view` if one is given."""
     axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(view or source.shape))
     copy = Call("vcopy", (Read(source.name, source.dtype, identity(axes), view),), source.dtype)
-    return Stage(name, source.dtype, axes, copy, loops=fresh(axes), scope="UB")
+    return Stage(name, source.dtype, axes, copy, loops=loops_of_axes(axes), scope="UB")
 
 
 def redirect(stage: Stage, old_source: str, new_source: str) -> Stage:

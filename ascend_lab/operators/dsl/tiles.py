@@ -6,7 +6,7 @@ same loop share one queue: one flag says that all of them are full, another that
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ascend_lab.errors import ScheduleError
@@ -27,7 +27,7 @@ class OpenTile:
     dtype: str
     starts: tuple[isa.Affine, ...]
     sizes: tuple[int, ...]
-    steps: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -51,9 +51,9 @@ class Tiles:
     - elements: the size of each GM tensor; `tensors` holds those that the program has used so far
     - first_boxes: the box of each stage in its first step (empty until it is needed)
     - has_whole_blocks: whether all rows of all tiles are whole blocks
-    - fractal: the names of the stages of a matrix product, whose tiles are fractals
+    - fractal_stages: the names of the stages of a matrix product, whose tiles are fractals
     - open_tiles: the tiles that are in use now, by stage
-    - filled: the tiles whose padding behind each row has been written, so that it may be read
+    - with_padding: the tiles whose padding behind each row has been written, so that it may be read
     - groups: the queue that each of the tiles with a queue belongs to
     """
 
@@ -68,9 +68,9 @@ class Tiles:
         stages = [s for s in state.stages if isinstance(s, Stage)]
         block = math.lcm(32, *(s.align for s in stages))
         self.has_whole_blocks = all(_whole_blocks(state, s, block) for s in stages)
-        self.fractal = {s.name for s in stages if fractals.role_of(state, s)}
+        self.fractal_stages = {s.name for s in stages if fractals.role_of(state, s)}
         self.open_tiles: dict[str, OpenTile] = {}
-        self.filled: set[str] = set()
+        self.with_padding: set[str] = set()
         self.groups: dict[str, Group] = {}
 
     # -- operands -------------------------------------------------------------------------------
@@ -94,17 +94,17 @@ class Tiles:
         tile = self.tile_of(read.source, read.view)
         offset = isa.Affine()
         strides = dict.fromkeys((a.name for a in axes), 0)
-        filled_row = boxes.row_of(tile.sizes) if read.source in self.filled else -1
+        padded_row = boxes.row_of(tile.sizes) if read.source in self.with_padding else -1
         row_elements = 0
         for axis, (index, tile_start, stride) in enumerate(
-            zip(read.index, tile.starts, tile.steps, strict=True)
+            zip(read.index, tile.starts, tile.strides, strict=True)
         ):
             # A tile of columns 64..127 holds column 70 at 6 strides from its start.
             start = boxes.index_range(index, box).start
             if start != tile_start:
                 offset = offset + (start - tile_start) * stride
-            elif axis == filled_row:
-                row_elements = tile.sizes[filled_row]
+            elif axis == padded_row:
+                row_elements = tile.sizes[padded_row]
             # x[8 i + j] moves by 8 strides with i and by one with j.
             for name, coefficient in index.terms:
                 strides[name] += coefficient * stride
@@ -138,13 +138,15 @@ class Tiles:
     def open(self, stage: Stage, starts: tuple[isa.Affine, ...], sizes: tuple[int, ...]) -> None:
         """Reserve a slot for a tile and note what it will hold."""
         strides, elements = boxes.row_steps(stage, sizes)
-        if stage.name in self.fractal:
+        if stage.name in self.fractal_stages:
             elements = math.prod(sizes)
         # b = exp(a) may take the memory of a, if nobody reads a afterwards.
         overwritten = overwrites(self.state, stage)
         old_tile = None if overwritten in self.groups else self.open_tiles.get(overwritten)
         # In place needs equal bytes: same format, sizes and strides, of tiles only vectors touch.
-        may_overwrite = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
+        may_overwrite = (
+            sizes[-1] > 1 and self.filling_pipe(stage) == self.emptying_pipe(stage) == "V"
+        )
         memory: Memory
         if (
             may_overwrite
@@ -157,7 +159,7 @@ class Tiles:
         else:
             memory = self._allocate(stage, sizes, elements)
         self.open_tiles[stage.name] = OpenTile(memory, stage.dtype, starts, sizes, strides)
-        self.filled.discard(stage.name)
+        self.with_padding.discard(stage.name)
 
     def _slot(self, group: Group, name: str) -> isa.Tile:
         """Return the tile of `name` in the group's slot; the first tile asked for reserves it."""
@@ -167,23 +169,23 @@ class Tiles:
 
     def _allocate(self, stage: Stage, sizes: tuple[int, ...], elements: int) -> Memory:
         """Return scratch for a tile only the vector unit touches, else a slot of its queue."""
-        writer = self.writer(stage)
-        reader = self.reader(stage)
-        if reader == writer == "V":
+        filling_pipe = self.filling_pipe(stage)
+        emptying_pipe = self.emptying_pipe(stage)
+        if emptying_pipe == filling_pipe == "V":
             return self.unit.take(stage.dtype, elements)
-        partners = self._partners(stage, writer, reader)
+        partners = self._partners(stage, filling_pipe, emptying_pipe)
         group = next((self.groups[n] for n in partners if n in self.groups), None)
         if group is None:
-            by_scalar = any(self._by_scalar(self.state.stage(n)) for n in partners)
+            needs_scalar_unit = any(self._needs_scalar_copy(self.state.stage(n)) for n in partners)
             queue = self.builder.queue(
                 stage.name,
                 stage.scope,
                 stage.dtype,
                 elements,
-                src=writer,
-                dst=reader,
+                src=filling_pipe,
+                dst=emptying_pipe,
                 depth=stage.depth,
-                via="S" if by_scalar else "",
+                via="S" if needs_scalar_unit else "",
             )
             group = Group(queue, partners, {stage.name: queue.buffer})
         else:
@@ -191,9 +193,9 @@ class Tiles:
         self.groups[stage.name] = group
         return self._slot(group, stage.name)
 
-    def _partners(self, stage: Stage, writer: str, reader: str) -> tuple[str, ...]:
+    def _partners(self, stage: Stage, filling_pipe: str, emptying_pipe: str) -> tuple[str, ...]:
         """Return the tiles that share a queue with this one, itself included."""
-        if stage.scope != "UB" or stage.name in self.fractal:
+        if stage.scope != "UB" or stage.name in self.fractal_stages:
             return (stage.name,)
         return tuple(
             s.name
@@ -202,24 +204,28 @@ class Tiles:
             # All tiles that are loaded in one loop share a flag: with separate flags three operands
             # would need three of the few event ids.
             and (s.scope, s.attach, s.depth) == ("UB", stage.attach, stage.depth)
-            and (self.writer(s), self.reader(s)) == (writer, reader)
-            and s.name not in self.fractal
+            and (self.filling_pipe(s), self.emptying_pipe(s)) == (filling_pipe, emptying_pipe)
+            and s.name not in self.fractal_stages
         )
 
-    def _by_scalar(self, stage: Stage) -> bool:
+    def _needs_scalar_copy(self, stage: Stage) -> bool:
         """True if the scalar unit has to copy single elements of a tile.
 
         It does on chips whose copies move whole blocks only, if a row may end inside a block and
-        the vector unit cannot repair that end (`by_blocks`).
+        the vector unit cannot repair that end (`can_copy_by_blocks`).
         """
-        if not self.builder.chip.combined or stage.name in self.fractal or self.has_whole_blocks:
+        if (
+            not self.builder.chip.combined
+            or stage.name in self.fractal_stages
+            or self.has_whole_blocks
+        ):
             return False
         row_sizes = self._row_sizes(stage)
         if not any(n % isa.c0_of(stage.dtype) for n, _ in row_sizes):
             return False
-        return not self.by_blocks(stage) or min(n for _, n in row_sizes) < stage.align
+        return not self.can_copy_by_blocks(stage) or min(n for _, n in row_sizes) < stage.align
 
-    def by_blocks(self, stage: Stage) -> bool:
+    def can_copy_by_blocks(self, stage: Stage) -> bool:
         """True if ragged rows can be copied by whole blocks and repaired by the vector unit.
 
         Besides the copy, only the vector unit may touch the tile, and a stored tile must not be
@@ -229,25 +235,28 @@ class Tiles:
         """
         readers = [r for r in self.state.readers(stage.name) if isinstance(r, Stage)]
         stores = [r for r in readers if r.scope == "GM"]
-        copies = stores if self.writer(stage) == "V" else [stage]
+        copies = stores if self.filling_pipe(stage) == "V" else [stage]
+        # The last step of a guarded loop is moved back over the step before it.
         if any(leaf.tail == "guard" and leaf.width > 1 for copy in copies for leaf in copy.loops):
-            return False  # its last step is moved back over the one before
+            return False
         for copy in stores:
             used_axes = set[str]().union(*(read.axis_names for read in copy.reads))
             # y[i, j] = t[j] stores one row of the tile for every i: again after it was shifted.
             if any(a.extent > 1 and a.name not in used_axes for a in copy.axes):
                 return False
-        has_other_readers = bool(stores)
-        if self.writer(stage) == "V":
+        # A computed tile may only be stored, a loaded tile may only be computed with.
+        if self.filling_pipe(stage) == "V":
             has_other_readers = len(stores) < len(readers)
+        else:
+            has_other_readers = bool(stores)
         return stage.dtype in ("fp16", "fp32") and stage.align > 1 and not has_other_readers
 
     def is_narrow(self, stage: Stage) -> bool:
         """True for a tile with rows shorter than a block that is stored by whole blocks."""
         row = stage.shape[boxes.row_of(stage.shape)]
         is_stored = any(getattr(r, "scope", "") == "GM" for r in self.state.readers(stage.name))
-        needs_blocks = self.builder.chip.combined and stage.name not in self.fractal
-        return needs_blocks and is_stored and row < stage.align and self.by_blocks(stage)
+        needs_blocks = self.builder.chip.combined and stage.name not in self.fractal_stages
+        return needs_blocks and is_stored and row < stage.align and self.can_copy_by_blocks(stage)
 
     def check_ends(self, stage: Stage, has_leftover: bool) -> None:
         """Raise `ScheduleError` if elements need the scalar unit, which the queue leaves out."""
@@ -259,7 +268,9 @@ class Tiles:
             raise ScheduleError(needed, str(stage.shape), "split by multiples of 16 elements")
 
     def _row_sizes(self, stage: Stage) -> set[tuple[int, int]]:
-        """Return (elements of a row, elements of neighbouring rows together) of every tile shape.
+        """Return (elements of a row, elements that lie together in GM) of every tile shape.
+
+        A row that is cut lies alone; a whole row lies together with the rows next to it.
 
         A loop over 100 columns in steps of 32 makes tiles with rows of 32 and, at its end, of 4.
         """
@@ -267,40 +278,47 @@ class Tiles:
             self.first_boxes = boxes.first_boxes(self.state, self.root)
         row_sizes: set[tuple[int, int]] = set()
         row = boxes.row_of(stage.shape)
-        for host, box in self.first_boxes.items():
+        for host in self.first_boxes:
             if host == stage.name:
                 continue
-            nest = self.state.stage(host)
-            for axis in (*nest.axes, *nest.reduce):
-                for width in _parts(nest.loops[: schedule.loop_count(self.state, nest)], axis):
-                    cut_box = box | {axis.name: boxes.Range(isa.Affine(), width)}
-                    other_boxes = {} if host == self.root else self.first_boxes
-                    sizes = boxes.tile_sizes(self.state, stage, {**other_boxes, host: cut_box})
-                    first_axis = row if sizes[row] < stage.shape[row] else max(row - 1, 0)
-                    row_sizes.add((sizes[row], math.prod(sizes[first_axis : row + 1])))
+            for cut_box in self._cut_boxes(host):
+                # In the loops of the root no other nest is active.
+                other_boxes = {} if host == self.root else self.first_boxes
+                sizes = boxes.tile_sizes(self.state, stage, {**other_boxes, host: cut_box})
+                is_cut = sizes[row] < stage.shape[row]
+                first_axis = row if is_cut else max(row - 1, 0)
+                row_sizes.add((sizes[row], math.prod(sizes[first_axis : row + 1])))
         return row_sizes
 
-    def writer(self, stage: Stage) -> str:
+    def _cut_boxes(self, host: str) -> Iterator[boxes.Box]:
+        """Yield the first box of a stage with each axis as long as one step of its loops takes."""
+        nest = self.state.stage(host)
+        loops = nest.loops[: schedule.loop_count(self.state, nest)]
+        for axis in (*nest.axes, *nest.reduce):
+            for width in _parts(loops, axis):
+                yield self.first_boxes[host] | {axis.name: boxes.Range(isa.Affine(), width)}
+
+    def filling_pipe(self, stage: Stage) -> str:
         """Return the pipe that fills the tile of a stage."""
         if stage.scope != "UB":
             return PIPE_INTO[stage.scope]
         is_load = stage.is_copy and self.state.find(stage.sources[0]).scope == "GM"
         return "MTE2" if is_load else "V"
 
-    def reader(self, stage: Stage) -> str:
+    def emptying_pipe(self, stage: Stage) -> str:
         """Return the pipe that empties the tile of a stage: "V" if only the vector unit uses it."""
         pipes = {self._pipe_of(r, stage) for r in self.state.readers(stage.name)}
-        reading_pipes = pipes - {self.writer(stage)}
+        reading_pipes = pipes - {self.filling_pipe(stage)}
         if len(reading_pipes) > 1:
             needed = f"{stage.name}: readers on one pipe"
             raise ScheduleError(needed, ", ".join(sorted(reading_pipes)), "cache it twice")
-        return reading_pipes.pop() if reading_pipes else self.writer(stage)
+        return reading_pipes.pop() if reading_pipes else self.filling_pipe(stage)
 
     def _pipe_of(self, reader: object, tile: Stage) -> str:
         """Return the pipe on which a stage reads a tile; only L0C leaves through the fix pipe."""
         assert isinstance(reader, Stage)
         if reader.scope != "GM":
-            return self.writer(reader)
+            return self.filling_pipe(reader)
         return "FIX" if tile.scope == "L0C" else "MTE3"
 
     def fill(self, name: str) -> Group | None:
@@ -343,19 +361,24 @@ def _parts(loops: Sequence[Leaf], axis: Axis) -> set[int]:
     """
     counts = {axis.extent}
     for leaf in loops:
-        if leaf.root == axis.name:
-            # 100 in steps of 32: steps of 32 and a last one of 4.
-            counts |= {min(n, leaf.width) for n in counts} | {n % leaf.width for n in counts} - {0}
+        if leaf.root != axis.name:
+            continue
+        # 100 in steps of 32: steps of 32 and a last one of 4.
+        for count in tuple(counts):
+            counts.add(min(count, leaf.width))
+            if count % leaf.width:
+                counts.add(count % leaf.width)
     return counts
 
 
-def _whole_blocks(state: State, stage: Stage, unit: int) -> bool:
-    """True if all rows of all tiles of a stage are clearly multiples of `unit` elements.
+def _whole_blocks(state: State, stage: Stage, block_elements: int) -> bool:
+    """True if all rows of all tiles of a stage are multiples of `block_elements`, for certain.
 
-    "Clearly": every width of a loop is one, and no index of the stage is shifted or strided.
+    It is certain if every width of a loop is such a multiple, and no index of the stage is shifted
+    or strided.
     """
     widths = [x.width for x in stage.loops[: schedule.loop_count(state, stage)]]
     indices = [i for r in stage.reads for i in r.index]
     # x[j + 1] begins its rows one element behind a block, whatever the width.
     unshifted = all(not i.const and [c for _, c in i.terms] == [1] for i in indices)
-    return unshifted and all(n % unit == 0 for n in (*widths, stage.shape[-1]))
+    return unshifted and all(n % block_elements == 0 for n in (*widths, stage.shape[-1]))

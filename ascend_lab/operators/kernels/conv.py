@@ -4,28 +4,30 @@ The product has M = output pixels, K = (C1, kh, kw, C0), N = output channels. Th
 (N, C1, H, W, C0) is copied to L1 as rows, `load3d` forms tiles of the im2col matrix on the way to
 L0A, weights lie in FRACTAL_Z (C1*kh*kw, N1, 16, C0), the result is (N, Cout1, OH*OW, 16).
 
-The cores form a grid: its rows divide the pixels, its columns the output channels. A pixel tile
-ends with its image, unless rows of several images are interleaved (`stacked`). Tiles whose windows
-differ by a shift are one loop. A bundle is as many groups as fill whole channel blocks; each bundle
-is a separate product.
+Terms:
+- stage: the part of K that one slot of L1 holds
+- beside: a 1 x 1 convolution of a second image, whose result is added to that of the first; int8
+  keeps two sets of sums, as the scales differ
+- unit: the smallest part of K that a stage can hold, whole channel blocks of both images
+- bundle: as many groups as fill whole channel blocks; each bundle is a separate product
+- strip: a pixel tile within one row of the output
+- stacked: several images whose rows are interleaved, so that they count as one image
 
-Terms: a stage is the part of K that one slot of L1 holds. `beside` is a 1 x 1 convolution of a
-second image whose result is added to that of the first; int8 keeps two sets of sums, as the scales
-differ. A unit is the smallest part of K that a stage can hold: whole channel blocks of both
-images. A strip is a pixel tile within one row of the output.
+The cores form a grid: its rows divide the pixels, its columns the output channels. A pixel tile
+ends with its image, unless images are stacked. Tiles whose windows differ by a shift are one loop.
 
 What stays on the core:
 - If one stage holds all channel blocks, rows stay in L1 for all output channels of their pixels. If
   moreover a core has only one tile of output channels, weights stay for all its pixels.
 - In order "nm" it is the other way round: weights stay for all pixels, and rows only if there is
   only one pixel tile.
-- Weights that several pixel tiles use stay in L0B, if two slots with all their taps and channel
-  blocks fit.
+- Weights that several pixel tiles use stay in L0B, if one stage holds all channel blocks and the
+  slots of L0B (`b_l0_slots`) can hold them with all their taps.
 - If a tile takes several stages, the rows and weights of a stage share a slot of L1, of which there
   are up to four (`stages_ahead`): a tile waits for memory once, not once a stage.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -93,9 +95,9 @@ def conv_launch(
     check_pool(shape, chip, epilogue)
     tiling = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
     conv = shape
-    output_place = place
+    placement = place
     if tiling.window == "stacked":
-        conv, output_place = conv_schedules.as_stacked(shape, place)
+        conv, placement = conv_schedules.as_stacked(shape, place)
     # A bias takes some of L1, and the tiling must fit the rest.
     free_chip = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(conv, tiling, free_chip)
@@ -108,7 +110,7 @@ def conv_launch(
         tiling,
         chip,
         strip,
-        output_place or conv_windows.plain_placement(conv),
+        placement or conv_windows.plain_placement(conv),
         head,
         stages_ahead=conv_schedules.stages_ahead(conv, tiling, free_chip, events, strip=strip),
     )
@@ -152,44 +154,52 @@ def _programs_of_cores(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                     for writer in writers[n_own]
                 ]
                 # One program may serve all vector cores: repeat it, so that there is one for each.
-                programs += programs[1:] * (vector_cores + 1 - len(programs))
-                core_rows = zip(row_share.images, row_share.downs, strict=True)
-                places = [
-                    {"row": image, "down": down, "col": column, "share": share_id}
-                    for (image, down), share_id, column in product(core_rows, share_ids, column_ids)
-                ]
+                while len(programs) < vector_cores + 1:
+                    programs.append(programs[1])
+                parameters = _parameters_of_cores(row_share, share_ids, column_ids)
                 # The cube core's program comes first, hence -1; vector cores count from 0.
                 for aiv, program in enumerate(programs, -1):
-                    parts.append(_part_of(program, places, cores, aiv))
-                cores += len(places)
+                    parts.append(_part_of(program, parameters, cores, aiv))
+                cores += len(parameters)
     return tuple(parts), 1 + vector_cores if vector_cores else 0
+
+
+def _parameters_of_cores(
+    row_share: conv_windows.RowShare, share_ids: Sequence[int], column_ids: Sequence[int]
+) -> list[dict[str, int]]:
+    """Return the values of the parameters of each core that runs the same program."""
+    core_rows = zip(row_share.images, row_share.downs, strict=True)
+    return [
+        {"row": image, "down": down, "col": column, "share": share_id}
+        for (image, down), share_id, column in product(core_rows, share_ids, column_ids)
+    ]
 
 
 def _writers_of(job: Job, n_own: int) -> tuple[TileWalk, ...]:
     """Return the writers of the cube core's program and of those of its vector cores."""
-    cube_writer = _Writer(job, n_own)
+    cube_writer = _CubeProgramWriter(job, n_own)
     if job.vector_tail is None:
         return (cube_writer,)
     return cube_writer, *tail_programs("convolution")(job, n_own)
 
 
 def _part_of(
-    program: isa.Program, places: list[dict[str, int]], first_core: int, aiv: int
+    program: isa.Program, parameters: list[dict[str, int]], first_core: int, aiv: int
 ) -> isa.Part:
     """Return a program with the values of its parameters on each of its cores.
 
-    `places` has the parameter values of each core, from core `first_core` on; `aiv` is the number
-    of the vector core in its AI core, -1 for the cube core.
+    `parameters` has the values of each core, from core `first_core` on; `aiv` is the number of the
+    vector core in its AI core, -1 for the cube core.
     """
     names = [name for name, _ in program.params]
     bindings = []
-    for core, place in enumerate(places, first_core):
-        values = {**place, "core": core, "aiv": aiv}
+    for core, core_parameters in enumerate(parameters, first_core):
+        values = {**core_parameters, "core": core, "aiv": aiv}
         bindings.append(isa.binding_of({name: values[name] for name in names}))
     return isa.Part(program, tuple(bindings))
 
 
-class _Writer(TileWalk):
+class _CubeProgramWriter(TileWalk):
     """Writes the programs of cube cores that own `n_own` output blocks; has tensors and queues."""
 
     def __init__(self, job: Job, n_own: int) -> None:
@@ -197,90 +207,119 @@ class _Writer(TileWalk):
         super().__init__(job, n_own, f"conv_{n_own * isa.FRACTAL}")
         shape = job.shape
         schedule = job.schedule
-        self.c0 = isa.c0_of(shape.dtype)
-        self.fractal = isa.FRACTAL * self.c0  # elements: 256 in fp16, 512 in int8
-        tile_m, tile_n = job.sides(n_own)
-        units_per_stage = self.units_per_stage = conv_schedules.c1_stage(shape, schedule)
-        units = self.units = units_of(shape)
-        self.tile_k = min(schedule.base_k // self.c0, units_per_stage * units.depth)
+        c0 = isa.c0_of(shape.dtype)
+        self.fractal_elements = isa.FRACTAL * c0  # 256 in fp16, 512 in int8
+        tile_m1, tile_n1 = job.sides(n_own)
+        units = units_of(shape)
+        units_per_stage = conv_schedules.c1_stage(shape, schedule)
+        self.units = units
+        self.units_per_stage = units_per_stage
+        self.tile_k1 = min(schedule.base_k // c0, units_per_stage * units.depth)
         own_elements, beside_elements = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
         # A slot has rows of the image, then rows of the second image (`beside`), if there is one.
         self.image_elements = units_per_stage * own_elements
-        rows = units_per_stage * (own_elements + beside_elements)
-        weights = units_per_stage * units.depth * tile_n * self.fractal
+        row_elements = units_per_stage * (own_elements + beside_elements)
+        weight_elements = units_per_stage * units.depth * tile_n1 * self.fractal_elements
         # Start of the second convolution's sums in a tile of L0C; 0 if it adds to the first one's.
-        self.second_sums_start = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
+        self.second_sums_start = (shape.sums - 1) * tile_m1 * tile_n1 * isa.FRACTAL**2
         self._declare_tensors()
-        self._allocate_l1(rows, weights)
-        self._allocate_l0(tile_m, tile_n)
-        self._allocate_output(tile_m, tile_n)
+        self._allocate_l1(row_elements, weight_elements)
+        self._allocate_l0(tile_m1, tile_n1)
+        self._allocate_output(tile_m1, tile_n1)
 
-    def _allocate_l1(self, rows: int, weights: int) -> None:
-        """Allocate slots of L1 for `rows` and `weights` elements, in one queue or in two."""
+    def _allocate_l1(self, row_elements: int, weight_elements: int) -> None:
+        """Allocate slots of L1 for the rows and weights of a stage, in one queue or in two."""
         k = self.k
         dtype = self.shape.dtype
         a_slots = self.job.schedule.a_l1_slots
         b_slots = self.job.schedule.b_l1_slots
         stages_ahead = self.job.stages_ahead
-        self.rows = k.queue(
-            "x_l1", "L1", dtype, rows, src="MTE2", dst="MTE1", depth=stages_ahead or a_slots
+        slots = stages_ahead or a_slots
+        self.rows_queue = k.queue(
+            "x_l1", "L1", dtype, row_elements, src="MTE2", dst="MTE1", depth=slots
         )
-        self.weights_beside_rows = self.rows.join("w_l1", dtype, weights) if stages_ahead else None
-        if not stages_ahead:
-            self.weights = k.queue(
-                "w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b_slots
+        self.weights_beside_rows: isa.Buffer | None = None
+        if stages_ahead:
+            self.weights_beside_rows = self.rows_queue.join("w_l1", dtype, weight_elements)
+        else:
+            self.weights_queue = k.queue(
+                "w_l1", "L1", dtype, weight_elements, src="MTE2", dst="MTE1", depth=b_slots
             )
 
-    def _allocate_l0(self, tile_m: int, tile_n: int) -> None:
-        """Allocate slots of L0A and L0B for steps of a tile of `tile_m` x `tile_n` fractals."""
+    def _allocate_l0(self, tile_m1: int, tile_n1: int) -> None:
+        """Allocate slots of L0A and L0B for steps of a tile of `tile_m1` x `tile_n1` fractals."""
         job = self.job
         k = self.k
         units = self.units
         dtype = self.shape.dtype
         a_slots = job.schedule.a_l0_slots
         b_slots = job.schedule.b_l0_slots
-        a_tile = tile_m * self.tile_k * self.fractal
-        b_tile = tile_n * self.tile_k * self.fractal
+        a_elements = tile_m1 * self.tile_k1 * self.fractal_elements
+        b_elements = tile_n1 * self.tile_k1 * self.fractal_elements
         # Weights stay in L0B for several pixel tiles if the whole depth fits, and a row of bias.
         has_bias = bool(job.epilogue and job.epilogue.bias)
         all_depth = units.total_depth + 1 if has_bias else units.total_depth
-        all_weights = all_depth * tile_n * self.fractal
-        fits = b_slots * all_weights * DTYPE_BYTES[dtype] <= job.chip.buffers["L0B"]
+        all_weight_elements = all_depth * tile_n1 * self.fractal_elements
+        fits = b_slots * all_weight_elements * DTYPE_BYTES[dtype] <= job.chip.buffers["L0B"]
         one_stage = self.units_per_stage >= units.count
         self.weights_stay_in_l0b = job.pixel_tiles > 1 and one_stage and fits
         if self.weights_stay_in_l0b:
-            b_tile = max(b_tile, all_weights)
-        self.a_l0 = k.queue("x_l0", "L0A", dtype, a_tile, src="MTE1", dst="M", depth=a_slots)
-        self.b_l0 = k.queue("w_l0", "L0B", dtype, b_tile, src="MTE1", dst="M", depth=b_slots)
+            b_elements = max(b_elements, all_weight_elements)
+        self.a_l0 = k.queue("x_l0", "L0A", dtype, a_elements, src="MTE1", dst="M", depth=a_slots)
+        self.b_l0 = k.queue("w_l0", "L0B", dtype, b_elements, src="MTE1", dst="M", depth=b_slots)
 
-    def _allocate_output(self, tile_m: int, tile_n: int) -> None:
-        """Allocate sums in L0C, and the buffers of the epilogue and of pooling."""
+    def _allocate_output(self, tile_m1: int, tile_n1: int) -> None:
+        """Allocate sums in L0C, and the buffers of the epilogue, of pooling and of the bias."""
+        self._allocate_sums(tile_m1, tile_n1)
+        out = self._allocate_epilogue(tile_m1, tile_n1)
+        self._allocate_bias()
+        self.output = SumsOutput(self.k, self.acc, self.y, out, self.finish, self.ring)
+
+    def _allocate_sums(self, tile_m1: int, tile_n1: int) -> None:
+        """Allocate one or two tiles of sums in L0C."""
+        k = self.k
+        shape = self.shape
+        # Two tiles of sums if they fit: 1024 bytes for each fractal of fp32 or int32.
+        l0c_bytes = self.job.chip.buffers["L0C"] - k.used_bytes("L0C")
+        two_fit = 2 * tile_m1 * tile_n1 * shape.sums * 1024 <= l0c_bytes
+        slots = self.job.schedule.c_l0_slots or (2 if two_fit else 1)
+        sums = isa.ACCUMULATOR[shape.dtype]
+        self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m1, tile_n1 * shape.sums, slots)
+
+    def _allocate_epilogue(self, tile_m1: int, tile_n1: int) -> isa.Queue | None:
+        """Allocate the buffers of the epilogue and of pooling.
+
+        Return the queue in UB for a result without an epilogue, on chips whose cube and vector unit
+        share a core.
+        """
         job = self.job
         k = self.k
         shape = self.shape
-        chip = job.chip
-        n_own = self.n_own
-        sums = isa.ACCUMULATOR[shape.dtype]
-        bias = job.epilogue.bias if job.epilogue else ""
-        # Two tiles of sums if they fit: 1024 bytes for each fractal of fp32 or int32.
-        l0c_bytes = chip.buffers["L0C"] - k.used_bytes("L0C")
-        two_fit = 2 * tile_m * tile_n * shape.sums * 1024 <= l0c_bytes
-        slots = job.schedule.c_l0_slots or (2 if two_fit else 1)
-        self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
-        no_epilogue_in_ub = chip.combined and job.epilogue is None
         ub_bytes = k.used_bytes("UB")
-        out = out_queue(k, shape.out_dtype, tile_m, tile_n) if no_epilogue_in_ub else None
+        out = None
+        if job.chip.combined and job.epilogue is None:
+            out = out_queue(k, shape.out_dtype, tile_m1, tile_n1)
         sizes = epilogue_emit.Sizes(
-            tile_m, tile_n, n_own, shape.blocks[1], job.elements, taken=ub_bytes
+            tile_m1, tile_n1, self.n_own, shape.blocks[1], job.elements, taken=ub_bytes
         )
-        self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
-        finish = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
-        self.finish = self.pooled.finish if self.pooled else finish
+        self.pooled: Pooled | None = None
+        if shape.pool:
+            self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile)
+            self.finish = self.pooled.finish
+        else:
+            sums = isa.ACCUMULATOR[shape.dtype]
+            self.finish = epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        return out
+
+    def _allocate_bias(self) -> None:
+        """Allocate the buffers of a bias that the cube adds."""
         self.bias: CubeBias | None = None
+        bias = self.job.epilogue.bias if self.job.epilogue else ""
         if bias:
             several_stages = self.units_per_stage < self.units.count
-            self.bias = CubeBias.make(k, bias, shape, n_own, has_queue=several_stages)
-        self.output = SumsOutput(k, self.acc, self.y, out, self.finish, self.ring)
+            self.bias = CubeBias.make(
+                self.k, bias, self.shape, self.n_own, has_queue=several_stages
+            )
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless vector cores store it, the result."""
@@ -294,7 +333,7 @@ class _Writer(TileWalk):
         vector_tail = self.job.vector_tail
         fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last_blocks) * shape.taps
         x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
-        weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal)
+        weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal_elements)
         cube_adds_bias = bool(self.job.epilogue and self.job.epilogue.bias)
         first = Addend(
             shape=shape,
@@ -309,7 +348,9 @@ class _Writer(TileWalk):
         if beside:
             blocks = beside.blocks[0]
             beside_x = k.tensor("beside", shape.dtype, beside.images * blocks * beside.plane)
-            beside_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
+            beside_weight = k.tensor(
+                "beside_weight", shape.dtype, blocks * n1 * self.fractal_elements
+            )
             second = Addend(
                 shape=beside,
                 x=beside_x,
@@ -342,21 +383,24 @@ class _Writer(TileWalk):
         ) as channels:
             sums_tile = self.acc.alloc()
             bias = epilogue_emit.bias_of(self.finish, channels, n_span)
-            # MTE1 may read the bias once it is in L1. That is certain if the bias has its own queue
-            # (several stages), or if weights or rows copied after it have arrived; else MTE1 waits
-            # for the rows first.
-            bias_before_rows = (
+            begin_sums = partial(
+                self._begin_sums, sums_tile, bundle, pixels, (n_span, col), resident.l0b_weights
+            )
+            # MTE1 reads the bias from L1, so the bias must have arrived. With several stages it has
+            # its own queue; weights or rows that are resident were copied after it. Otherwise the
+            # sums begin when the rows of the only stage, which are copied after it, have arrived.
+            has_bias_arrived = (
                 self.units_per_stage < self.units.count or resident.weights or resident.rows
             )
-            if bias_before_rows:
-                self._begin_sums(sums_tile, bundle, pixels, (n_span, col), resident.l0b_weights)
+            if has_bias_arrived:
+                begin_sums()
             for stage in segments(
                 self.k, "stage", bundle.c1 // self.units.c1, self.units_per_stage
             ):
-                rows, weights = self._take_stage(bundle, pixels, n_span, stage, resident)
-                if not bias_before_rows:
-                    self._begin_sums(sums_tile, bundle, pixels, (n_span, col), resident.l0b_weights)
-                operands = Operands(rows, weights, resident.l0b_weights)
+                rows_tile, weights_tile = self._take_stage(bundle, pixels, n_span, stage, resident)
+                if not has_bias_arrived:
+                    begin_sums()
+                operands = Operands(rows_tile, weights_tile, resident.l0b_weights)
                 self._add_stage(sums_tile, pixels.windows, n_span[1], stage, operands, bias)
                 self._free_stage(resident)
             self.acc.enqueue()
@@ -370,17 +414,17 @@ class _Writer(TileWalk):
             self._stage_rows(bundle, pixels, stage, n_span)
         if resident.weights is None and not self.weights_beside_rows:
             self._stage_weights(bundle, n_span, stage)
-        rows = resident.rows or self.rows.dequeue()
+        rows_tile = resident.rows or self.rows_queue.dequeue()
         if self.weights_beside_rows:
-            return rows, isa.Tile(self.weights_beside_rows, rows.slot)
-        return rows, resident.weights or self.weights.dequeue()
+            return rows_tile, isa.Tile(self.weights_beside_rows, rows_tile.slot)
+        return rows_tile, resident.weights or self.weights_queue.dequeue()
 
     def _free_stage(self, resident: Resident) -> None:
         """Free the slots of a stage that no outer loop keeps."""
         if resident.rows is None:
-            self.rows.free()
+            self.rows_queue.free()
         if resident.weights is None and not self.weights_beside_rows:
-            self.weights.free()
+            self.weights_queue.free()
 
     def _begin_sums(
         self,
@@ -397,11 +441,11 @@ class _Writer(TileWalk):
         if self.bias is None:
             return
         n_span, col = n_place
-        n_blocks = n_span[1]
+        (_, n_blocks) = n_span
         blocks = (self._bias_index(bundle, n_span, col), n_blocks)
         l0b_bias = None
         if l0b_weights:
-            start = self._depth(bundle) * n_blocks * self.fractal
+            start = self._depth(bundle) * n_blocks * self.fractal_elements
             l0b_bias = ResidentFeed(l0b_weights, n_blocks, start)
         self.bias.add(sums_tile, (self.a_l0, self.b_l0), pixels.window.fractals, blocks, l0b_bias)
 
@@ -438,9 +482,9 @@ class _Writer(TileWalk):
                 pixel_feed,
                 weight_feed,
                 depth,
-                self.tile_k,
+                self.tile_k1,
             )
-            weights_start += depth * n_blocks * self.fractal
+            weights_start += depth * n_blocks * self.fractal_elements
 
     def _depth(self, bundle: BundlePlace) -> int:
         """Return the depth of a bundle in fractals, over all its taps and channel blocks."""
@@ -463,23 +507,26 @@ class _Writer(TileWalk):
         all_units = isa.Affine(), unit_count
         one_stage = self.units_per_stage >= unit_count
         stays = one_stage and not several_n_tiles and not self.weights_beside_rows
-
-        def load_l0b() -> None:
-            assert weights is not None
-            blocks = self._bias_index(bundle, n_span, col), n_span[1]
-            bias = self.bias.blocks(blocks) if self.bias else None
-            load_l0b_weights(self.k, self.b_l0, weights, self._depth(bundle) * n_span[1], bias)
-
         if not stays:
             yield None, None
             return
-        with (
-            self._kept(
-                self.weights, partial(self._stage_weights, bundle, n_span, all_units)
-            ) as weights,
-            self._kept(self.b_l0, load_l0b if self.weights_stay_in_l0b else None) as l0b_weights,
-        ):
-            yield weights, l0b_weights
+        load_l1 = partial(self._stage_weights, bundle, n_span, all_units)
+        with self._kept(self.weights_queue, load_l1) as weights_tile:
+            load_l0b = None
+            if self.weights_stay_in_l0b:
+                assert weights_tile is not None
+                load_l0b = partial(self._load_l0b, weights_tile, bundle, n_span, col)
+            with self._kept(self.b_l0, load_l0b) as l0b_weights:
+                yield weights_tile, l0b_weights
+
+    def _load_l0b(
+        self, weights_tile: isa.Tile, bundle: BundlePlace, n_span: Span, col: isa.Affine
+    ) -> None:
+        """Load all weights of blocks `n_span` from L1 to L0B, and their bias behind them."""
+        (_, n_blocks) = n_span
+        blocks = self._bias_index(bundle, n_span, col), n_blocks
+        bias = self.bias.blocks(blocks) if self.bias else None
+        load_l0b_weights(self.k, self.b_l0, weights_tile, self._depth(bundle) * n_blocks, bias)
 
     def hold_rows(
         self, bundle: BundlePlace, pixels: Pixels
@@ -490,7 +537,7 @@ class _Writer(TileWalk):
         load = None
         if stays:
             load = partial(self._stage_rows, bundle, pixels, (isa.Affine(), unit_count))
-        return self._kept(self.rows, load)
+        return self._kept(self.rows_queue, load)
 
     @contextmanager
     def _kept(self, queue: isa.Queue, load: Callable[[], None] | None) -> Iterator[isa.Tile | None]:
@@ -510,7 +557,7 @@ class _Writer(TileWalk):
         Rows of the second image (`beside`) follow. If weights share the slot, the weights of output
         blocks `n_span` come after them.
         """
-        slot = self.rows.alloc()
+        slot = self.rows_queue.alloc()
         (first_unit, unit_count) = stage
         # Output rows to move down: the loop's turn, and those of the core before the tile.
         output_rows = pixels.turn * (pixels.run.pixels // self.shape.out_hw[1]) + pixels.down
@@ -527,24 +574,26 @@ class _Writer(TileWalk):
             self.k.copy(slot.region(addend.rows_start, source.sizes), source)
         if self.weights_beside_rows and n_span:
             self._copy_weights(bundle, n_span, stage, isa.Tile(self.weights_beside_rows, slot.slot))
-        self.rows.enqueue()
+        self.rows_queue.enqueue()
 
     def _stage_weights(self, bundle: BundlePlace, n_span: Span, stage: Span) -> None:
         """Copy the weights of a stage and of output blocks `n_span` to a separate slot."""
-        self._copy_weights(bundle, n_span, stage, self.weights.alloc())
-        self.weights.enqueue()
+        self._copy_weights(bundle, n_span, stage, self.weights_queue.alloc())
+        self.weights_queue.enqueue()
 
     def _copy_weights(self, bundle: BundlePlace, n_span: Span, stage: Span, slot: isa.Tile) -> None:
         """Copy the weights of a stage and of output blocks `n_span` to a slot of L1.
 
         Weights of the second convolution (`beside`) follow.
         """
+        (first_block, n_blocks) = n_span
+        (first_unit, unit_count) = stage
         # FRACTAL_Z is (depth, N1, 16, C0): one row has all output blocks of the bundle, of which
-        # the slot gets n[1].
-        row_elements = bundle.n1 * self.fractal
-        slot_row_elements = n_span[1] * self.fractal
+        # the slot gets n_blocks.
+        row_elements = bundle.n1 * self.fractal_elements
+        slot_row_elements = n_blocks * self.fractal_elements
         bundle_start = bundle.index * (
-            self.bundle.c1 * self.shape.taps * self.bundle.n1 * self.fractal
+            self.bundle.c1 * self.shape.taps * self.bundle.n1 * self.fractal_elements
         )
         # Weights of the second convolution are a separate tensor with one bundle, so they start at
         # 0.
@@ -552,12 +601,12 @@ class _Writer(TileWalk):
         slot_start = 0
         for addend, first_weight in zip(self.addends, starts, strict=False):
             depth = addend.unit_blocks * addend.shape.taps
-            weight_start = first_weight + stage[0] * (depth * row_elements)
-            weight_start += n_span[0] * self.fractal
-            sizes = (stage[1] * depth, slot_row_elements)
+            weight_start = first_weight + first_unit * (depth * row_elements)
+            weight_start += first_block * self.fractal_elements
+            sizes = (unit_count * depth, slot_row_elements)
             weights = addend.weight.region(weight_start, sizes, (row_elements, 1))
             self.k.copy(slot.region(slot_start, sizes), weights)
-            slot_start += stage[1] * depth * slot_row_elements
+            slot_start += unit_count * depth * slot_row_elements
 
     def _store(
         self,

@@ -12,13 +12,14 @@ from ascend_lab.operators.kernels.gemm_schedule import GemmShape
 
 Pair = tuple[int, int]
 LARGEST_SIZE = 1 << 20
-"""Largest number of images or channels, side of an image or a kernel, stride, dilation, padding."""
+"""Limit of every size: images, channels, sides of an image or kernel, stride, dilation, padding."""
 LARGEST_TILE = 512
 """Pixels of the tallest tile that a default schedule has: 32 fractals."""
 MAX_SPREAD = 255
 """Most rows of dilation or padding that load3d takes.
 
-If the rows of m images take turns (`stacked`), a window needs m times its own dilation and padding.
+If the rows of m images are interleaved (`stacked`), a window needs m times its own dilation and
+padding.
 """
 Pads = tuple[int, int, int, int]
 """Rows above and below, columns left and right."""
@@ -37,8 +38,8 @@ class ConvShape:
     - `crop` allows a negative pad, which cuts rows or columns off; padding has value `pad_value`.
     - `beside` is a convolution of another image, with one tap and no padding, whose result is added
       to the sums.
-    - `pool` gives the windows of a max pooling that the core applies to the result, in the form of
-      a depthwise convolution.
+    - `pool` gives the windows of a max pooling that the core applies to the result: the kernel,
+      stride and padding of a depthwise convolution.
 
     How the image lies in memory:
 
@@ -77,7 +78,7 @@ class ConvShape:
     out_hw: Pair = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
+        """Check sizes; the default output format is the input's, or int32 for int8."""
         # The class is frozen: derived fields are set once, here.
         set_field = object.__setattr__
         for name, lengths in (("stride", (2,)), ("pad", (2, 4)), ("dilation", (2,))):
@@ -89,6 +90,16 @@ class ConvShape:
         set_field(self, "out_hw", self._out_hw())
         if self.dtype not in ACCUMULATOR:
             raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
+        self._check_lanes()
+        if not self.out_dtype:
+            set_field(self, "out_dtype", "int32" if self.dtype == "int8" else self.dtype)
+        self._check_groups()
+        self._check_crop()
+        self._check_beside()
+        self._check_kernel()
+
+    def _check_lanes(self) -> None:
+        """Raise `InputError` for more channels than lanes, or rows that end inside a block."""
         # 3 channels of a first layer in 4 lanes: 8 bytes a pixel in fp16 instead of 32.
         lanes_fit = self.c <= SMALL_C0 == self.lanes and self.groups == 1
         if self.lanes and not (lanes_fit and self.w * self.pixel_bytes % BLOCK_BYTES == 0):
@@ -97,21 +108,27 @@ class ConvShape:
             )
             got = f"{self.c} channels in {self.lanes}, {self.groups} groups, {self.w} columns"
             raise InputError(needed_lanes, got, "use blocks of C0")
-        if not self.out_dtype:
-            object.__setattr__(self, "out_dtype", "int32" if self.dtype == "int8" else self.dtype)
+
+    def _check_groups(self) -> None:
+        """Raise `InputError` for a number of groups that does not divide both channels."""
         if self.groups < 1 or self.c % self.groups or self.k % self.groups:
             needed_groups = f"groups that divide {self.c} input and {self.k} output channels"
             raise InputError(needed_groups, str(self.groups), "choose a common divisor")
+
+    def _check_crop(self) -> None:
+        """Raise `InputError` if negative padding cuts off the whole image."""
         top, bottom, left_pad, right_pad = self.pads
-        # Negative padding crops: the image that is left must not be empty.
         cropped_hw = (
             self.h + min(top, 0) + min(bottom, 0),
             self.w + min(left_pad, 0) + min(right_pad, 0),
         )
         if min(cropped_hw) < 1:
             raise InputError("an image with a row and a column left", str(cropped_hw), "crop less")
-        self._check_beside()
+
+    def _check_kernel(self) -> None:
+        """Raise `InputError` for a kernel that is larger than the padded image."""
         if min(self.out_hw) < 1:
+            top, bottom, left_pad, right_pad = self.pads
             padded = f"{self.h + top + bottom}x{self.w + left_pad + right_pad}"
             needed_kernel = f"a kernel no larger than the padded image {padded}"
             raise InputError(needed_kernel, "{}x{}".format(*self.reach), "add padding")
@@ -136,7 +153,10 @@ class ConvShape:
         if beside is None:
             return
         # Both results are added element by element, so they must agree in everything.
-        results = [(s.n, s.k, *s.out_hw, s.dtype, s.groups, s.lanes) for s in (self, beside)]
+        results = [
+            (conv.n, conv.k, *conv.out_hw, conv.dtype, conv.groups, conv.lanes)
+            for conv in (self, beside)
+        ]
         # The projection of a residual block: 1 x 1, no padding.
         geometry = (beside.r, beside.s, beside.strides[0], beside.pad)
         one_tap = geometry == (1, 1, 1, 0) and beside.beside is None
@@ -209,7 +229,7 @@ class ConvShape:
 
     @property
     def gemm(self) -> GemmShape:
-        """The matrix product of one bundle of groups: m = pixels, k = taps * channels, n."""
+        """The matrix product of one bundle of groups: pixels x depth x output channels."""
         oh, ow = self.out_hw
         bundle = bundles_of(self)
         # Elements of depth: r s c in whole fractals, those of a convolution beside included.
@@ -240,18 +260,19 @@ def stacked(shape: ConvShape) -> ConvShape:
     instead of 64. Rows are interleaved: row 0 of every image, then row 1, and so on. For load3d the
     windows of m images have m times the dilation, and m times the rows of zeros above and below.
 
-    m is the smallest number of images that leads to the fewest fractals and fills a large tile.
-    With a vertical stride this is impossible: windows would have to move by one row from image to
-    image, but by more from the last image to the next row of the first.
+    m is the smallest number of images that leads to the fewest fractals and fills a large tile; if
+    no such number fills one, it is the largest. With a vertical stride this is impossible: windows
+    would have to move by one row from image to image, but by more from the last image to the next
+    row of the first.
     """
     has_int8 = "int8" in (shape.dtype, shape.out_dtype)
     if shape.n == 1 or shape.groups > 1 or shape.lanes or has_int8 or shape.pool:
         return shape
     (oh, ow) = shape.out_hw
-    # load3d dilates by 255 at most: 85 images of a kernel with dilation 3.
-    most_images = MAX_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
+    # load3d dilates by 255 at most: 85 images of a kernel with dilation 3.
+    most_images = MAX_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     # Divisors of the batch, so that all stacks are equally high.
     divisors = [m for m in range(1, min(shape.n, most_images) + 1) if shape.n % m == 0]
 
@@ -326,22 +347,22 @@ def bundles_of(shape: ConvShape) -> Bundles:
     """
     c0 = c0_of(shape.dtype)
     g = shape.groups
-    c = shape.c // g
-    k = shape.k // g
+    group_c = shape.c // g
+    group_k = shape.k // g
     out_block = 2 * FRACTAL if shape.out_dtype == "int8" else FRACTAL
     # Input and output channels of a bundle must both fill whole blocks.
-    bundle_groups = min(lcm(lcm(c, c0) // c, lcm(k, out_block) // k), g)
+    bundle_groups = min(lcm(lcm(group_c, c0) // group_c, lcm(group_k, out_block) // group_k), g)
     count = ceil_div(g, bundle_groups)
     # 10 groups in bundles of 4: three bundles, the last of 10 - 2 * 4 = 2 groups.
     last_groups = g - (count - 1) * bundle_groups
     return Bundles(
         count=count,
         groups=bundle_groups,
-        c1=ceil_div(bundle_groups * c, c0),
-        n1=ceil_div(bundle_groups * k, FRACTAL),
+        c1=ceil_div(bundle_groups * group_c, c0),
+        n1=ceil_div(bundle_groups * group_k, FRACTAL),
         last_groups=last_groups,
-        last_c1=ceil_div(last_groups * c, c0),
-        last_n1=ceil_div(last_groups * k, FRACTAL),
+        last_c1=ceil_div(last_groups * group_c, c0),
+        last_n1=ceil_div(last_groups * group_k, FRACTAL),
     )
 
 

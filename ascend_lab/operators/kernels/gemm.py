@@ -43,6 +43,8 @@ from ascend_lab.operators.kernels.tiles import (
 )
 from ascend_lab.operators.kernels.vector_tail import AREA, VectorTail, tail_programs
 
+OutputArea = tuple[tuple[int, int], tuple[int, int]]
+"""(start, size) of rows and of columns of C, in fractals."""
 ResidentTiles = tuple[isa.Tile | None, isa.Tile | None]
 """The L1 tiles with all K of A's rows and of B's columns; None where no outer loop keeps them."""
 LoadKept = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
@@ -62,7 +64,7 @@ class Job:
     shape: gemm_schedule.GemmShape
     schedule: gemm_schedule.GemmSchedule
     chip: Chip
-    area: gemm_schedule.Stretches
+    area: OutputArea
     epilogue: Epilogue | None
 
 
@@ -71,7 +73,7 @@ def gemm_launch(
     chip: Chip,
     schedule: gemm_schedule.GemmSchedule | None = None,
     epilogue: Epilogue | None = None,
-    area: gemm_schedule.Stretches | None = None,
+    area: OutputArea | None = None,
 ) -> isa.Launch:
     """Return the kernel as a launch; cores with smaller shares are separate parts of it.
 

@@ -26,12 +26,16 @@ CHOICES: dict[str, tuple[int | str, ...]] = {
     "window": ("", "flat", "strip", "stacked"),
     "bypass": ("", "a", "b", "ab"),
 }
-"""Allowed values of a schedule's fields beyond its first six, which are any positive numbers.
+"""Allowed values of the fields of a schedule that are a choice among few.
 
 The default is the first value, except for the slots of A and B, which default to 2.
+`check_schedule` has the limits of the fields that count something (base_m .. grid_cols, split_k).
 """
 MAX_STAGES_IN_L1 = 4
-"""Most slots of L1 that hold one stage of a convolution each, its rows and weights together."""
+"""Most slots of L1 for the stages of a convolution.
+
+A slot holds one stage, its rows and weights together.
+"""
 KEEP_ORDER = {"a": "mn", "b": "nm"}
 """The operand that stays in L1 -> the order of loops in which its tiles are the outer loop."""
 
@@ -145,10 +149,6 @@ class GemmShape:
         )
 
 
-Stretches = tuple[tuple[int, int], tuple[int, int]]
-"""(start, size) of rows and of columns of C, in fractals."""
-
-
 def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None:
     """Raise `InputError` or `CapacityError` with the bytes needed and available."""
     c0 = c0_of(shape.dtype)
@@ -204,9 +204,6 @@ def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
     """Return the bytes that each buffer needs: the slots of A and B, and at least one tile of C."""
     s = schedule
     element_bytes = DTYPE_BYTES[shape.dtype]
-    m = s.base_m
-    k = s.base_k
-    n = s.base_n
     # With split_k 2 a core keeps half of K: 128 of 256 fractals.
     all_k = ceil_div(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
 
@@ -214,15 +211,16 @@ def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
         """Return the depth of an operand's slot in L1, in elements."""
         if operand in s.bypass:
             return 0
-        return all_k if s.keep == operand else k * s.step_k
+        return all_k if s.keep == operand else s.base_k * s.step_k
 
     depth_a = l1_depth("a")
     depth_b = l1_depth("b")
+    l1_elements = s.a_l1_slots * s.base_m * depth_a + s.b_l1_slots * s.base_n * depth_b
     return {
-        "L0A": s.a_l0_slots * m * k * element_bytes,
-        "L0B": s.b_l0_slots * k * n * element_bytes,
-        "L0C": max(s.c_l0_slots, 1) * m * n * 4,  # sums have 4 bytes in every format
-        "L1": (s.a_l1_slots * m * depth_a + s.b_l1_slots * n * depth_b) * element_bytes,
+        "L0A": s.a_l0_slots * s.base_m * s.base_k * element_bytes,
+        "L0B": s.b_l0_slots * s.base_k * s.base_n * element_bytes,
+        "L0C": max(s.c_l0_slots, 1) * s.base_m * s.base_n * 4,  # sums have 4 bytes in every format
+        "L1": l1_elements * element_bytes,
     }
 
 
@@ -248,11 +246,14 @@ class Tilings:
 
     def schedule(self, index: int, dtype: str) -> GemmSchedule:
         """Return one candidate as a schedule in elements."""
-        values = (int(getattr(self, f.name)[index]) for f in fields(self))
-        m, k, n, step, rows, cols = (
-            count * unit for count, unit in zip(values, _units(dtype), strict=True)
+        return GemmSchedule(
+            base_m=int(self.m[index]) * FRACTAL,
+            base_k=int(self.k[index]) * c0_of(dtype),
+            base_n=int(self.n[index]) * FRACTAL,
+            step_k=int(self.step[index]),
+            grid_rows=int(self.rows[index]),
+            grid_cols=int(self.cols[index]),
         )
-        return GemmSchedule(m, k, n, step, rows, cols)
 
 
 def _units(dtype: str) -> tuple[int, ...]:
@@ -280,7 +281,7 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
     """
     m1, k1, n1 = shape.fractals
     fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    out_fractal_bytes = 256 * DTYPE_BYTES[shape.out_dtype]
+    out_fractal_bytes = FRACTAL**2 * DTYPE_BYTES[shape.out_dtype]
     a_bytes = m1 * k1 * fractal_bytes
     b_bytes = k1 * n1 * fractal_bytes
     c_bytes = m1 * n1 * out_fractal_bytes
@@ -294,10 +295,11 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
         k1 * fractal_bytes * (t.rows * t.m + t.cols * t.n)
         + t.rows * t.m * t.cols * t.n * out_fractal_bytes
     )
-    # Everything fits in L2, or a turn of m does: A and B come once. Only a turn of n fits: A comes
-    # once, B once per m turn. Else A comes once per n turn as well.
+    # Everything fits in L2, or a turn of m does: A and B are read from memory once.
     all_once = (a_bytes + b_bytes + c_bytes <= capacity) | (m_turn_bytes <= capacity)
+    # Only a turn of n fits: A is read once, B once per turn of m.
     a_once = ~all_once & (n_turn_bytes <= capacity)
+    # Nothing fits: A is read once per turn of n as well.
     a_missed = np.where(all_once | a_once, a_bytes, a_bytes * n_turns)
     b_missed = np.where(all_once, b_bytes, b_bytes * m_turns)
     # What cores load, L2 hits included: each column of the grid reads A's rows, each row B's
