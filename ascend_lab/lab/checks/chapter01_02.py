@@ -27,7 +27,7 @@ WARP = 32
 SECTOR_BYTES = 32
 ITEM_BYTES = 4
 FEW_ELEMENTS = 1000
-"""The one size for which one instruction (25 repeats of 40 lanes) does what `plain_ops` does in
+"""A size for which one instruction (25 repeats of 40 lanes) does what `plain_ops` does in
 two, so that exercise 1.2 asks for one."""
 
 
