@@ -1,4 +1,8 @@
-"""Checks of chapter 13: a rule of a verifier, a Gemm as nodes, a cut of a graph, an importer."""
+"""Checks of chapter 13: a rule of a verifier, a Gemm as nodes, a cut of a graph, an importer.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "which has a gemm in it; use matmul, muls and add".
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +77,8 @@ def _building(fn: Any) -> Any:
     return build
 
 
-def _judge_13_3(got: Graph, case: ex.Case) -> str | None:
+def _judge_gemm(got: Graph, case: ex.Case) -> str | None:
+    """Judge the graph of a Gemm: no gemm in it, and its values."""
     if "gemm" in [node.op for node in got.nodes]:
         return "which has a gemm in it; use matmul, muls and add"
     given = random_inputs(got, 13)
@@ -92,7 +97,7 @@ def _judge_13_3(got: Graph, case: ex.Case) -> str | None:
 
 
 @ex.judged(
-    _judge_13_3,
+    _judge_gemm,
     edges=[
         ((2, 3), (3, 4), (4,), {}),
         ((2, 3), (3, 4), None, {}),
@@ -117,7 +122,8 @@ def check_ex_13_3(rng: ex.Rng) -> ex.Case:
     }
 
 
-def _judge_13_4(got: Any, case: ex.Case) -> str | None:
+def _judge_cut(got: Any, case: ex.Case) -> str | None:
+    """Judge a cut between two devices by the slowest of both parts and the copy."""
     times, over, rate, wait = case.values()
     if not isinstance(got, int | np.integer) or not 0 < got < len(times):
         return f"expected a position from 1 to {len(times) - 1}"
@@ -130,7 +136,7 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
 
 
 @ex.judged(
-    _judge_13_4,
+    _judge_cut,
     edges=[
         ([1.0, 1.0], [8, 8], 8.0, 0.0),
         ([1.0, 1.0], [1, 100], 1.0, 0.0),

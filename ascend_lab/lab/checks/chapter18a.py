@@ -1,4 +1,8 @@
-"""Checks of chapter 18a: what a placement costs, the best one, and streams of frames."""
+"""Checks of chapter 18a: what a placement costs, the best one, and streams of frames.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "which costs 3.000, expected 2.000".
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -122,7 +126,8 @@ def best_cost(times: Times, edges: Sequence[Edge]) -> float:
     return min(placed_cost(times, edges, places) for places in every)
 
 
-def _judge_18a_4(got: Any, case: ex.Case) -> str | None:
+def _judge_placement(got: Any, case: ex.Case) -> str | None:
+    """Judge a side for each operator by what the placement costs."""
     times = case["times"]
     edges = case["edges"]
     try:
@@ -159,7 +164,9 @@ _TWO_GROUPS = {
 _ALONE = {"times": [(3.0, 1.0)], "edges": []}
 
 
-@ex.judged(_judge_18a_4, edges=[_SWITCH, _TWICE, _BACK, _TOGETHER, _TWO_GROUPS, _ALONE], cases=20)
+@ex.judged(
+    _judge_placement, edges=[_SWITCH, _TWICE, _BACK, _TOGETHER, _TWO_GROUPS, _ALONE], cases=20
+)
 def check_ex_18a_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, edges)`: the side, 0 or 1, of each operator, at the least cost."""
     return _drawn(rng, MAX_OPERATORS)

@@ -45,6 +45,21 @@ def _backed_up(tree: Tree, point: Point, cost: float) -> Tree:
     return updated
 
 
+@ex.against(
+    _backed_up, edges=[({}, ("A", 1), 9.0), ({(): (1, 5.0), ("A",): (1, 5.0)}, ("A",), 7.0)]
+)
+def check_ex_19_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum."""
+
+    def point() -> Point:
+        return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
+
+    tree: Tree = {}
+    for _ in range(int(rng.integers(1, 6))):
+        tree = _backed_up(tree, point(), float(rng.integers(10, 99)))
+    return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
+
+
 def pruned(space: Space, keep: Any) -> list[Point]:
     """Return the points whose values a rule keeps; values that are no options are ignored."""
     points: list[Point] = [()]
@@ -328,21 +343,6 @@ def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
         return not behind, said + (", but above those of our search" if behind else ""), SEEDS
 
     return ex.check_behind_wall("ex_20_3", fn, run, seed)
-
-
-@ex.against(
-    _backed_up, edges=[({}, ("A", 1), 9.0), ({(): (1, 5.0), ("A",): (1, 5.0)}, ("A",), 7.0)]
-)
-def check_ex_19_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum."""
-
-    def point() -> Point:
-        return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
-
-    tree: Tree = {}
-    for _ in range(int(rng.integers(1, 6))):
-        tree = _backed_up(tree, point(), float(rng.integers(10, 99)))
-    return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
 
 
 @ex.judged(
