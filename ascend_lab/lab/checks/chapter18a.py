@@ -20,8 +20,9 @@ MAX_OPERATORS = 12
 # -- 18a.1: what a placement costs -----------------------------------------------------------------
 def placed_cost(times: Times, edges: Sequence[Edge], places: Sequence[int]) -> float:
     """Return what a placement costs: each operator on its side, and the copies between."""
-    works = sum(pair[place] for pair, place in zip(times, places, strict=True))
-    return works + sum(cost for i, j, cost in edges if places[i] != places[j])
+    operator_times = sum(pair[place] for pair, place in zip(times, places, strict=True))
+    copy_times = sum(cost for i, j, cost in edges if places[i] != places[j])
+    return operator_times + copy_times
 
 
 def _drawn(rng: ex.Rng, most: int) -> ex.Case:
@@ -122,8 +123,8 @@ def check_ex_18a_3(rng: ex.Rng) -> ex.Case:
 # -- 18a.4: the best placement ---------------------------------------------------------------------
 def best_cost(times: Times, edges: Sequence[Edge]) -> float:
     """Return the least cost of all placements on two sides, by trying every one."""
-    every = itertools.product((0, 1), repeat=len(times))
-    return min(placed_cost(times, edges, places) for places in every)
+    placements = itertools.product((0, 1), repeat=len(times))
+    return min(placed_cost(times, edges, places) for places in placements)
 
 
 def _judge_placement(got: Any, case: ex.Case) -> str | None:
