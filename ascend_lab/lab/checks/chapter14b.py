@@ -187,7 +187,7 @@ def _judge_groups(got: Any, case: ex.Case) -> str | None:
     return None
 
 
-def _kernel_count(graph: Graph, groups: Sequence[Sequence[str]]) -> int:
+def _kernel_count(graph: Graph, groups: Sequence[Sequence[object]]) -> int:
     """Return the kernels of a graph: one for each group, one for each node in no group."""
     return len(graph.nodes) - sum(len(group) - 1 for group in groups if group)
 
