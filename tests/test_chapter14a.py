@@ -45,8 +45,8 @@ def test_random_graphs_keep_their_values_and_the_table_its_word() -> None:
 def test_heads_cost_what_the_formula_says() -> None:
     for count, channels in ((1, 16), (3, 20), (4, 3)):
         graph = layouts.DEFAULT_ROAD.rewrite(layouts.heads_graph(channels, 8, count))[0]
-        first = chapter._behind(1, 3, 64)[1]
-        ruled, fewest = chapter._behind(count, channels, 64)
+        first = chapter.converted_after(1, 3, 64)[1]
+        ruled, fewest = chapter.converted_after(count, channels, 64)
         assert layouts.converted_bytes(rule(graph)) == first + ruled
         assert layouts.converted_bytes(layouts.cheapest(graph)) == first + fewest
 

@@ -297,7 +297,7 @@ import os, signal, sys
 sys.path[:0] = {path!r}
 from test_network import COMPILED, PLAIN, bank
 from pathlib import Path
-from ascend_lab.aoe import Session, tune_network
+from ascend_lab.aoe.engine import Session, tune_network
 heard = []
 def progress(*told):
     heard.extend([told] if told[3] else [])

@@ -1,7 +1,11 @@
 """Checks of chapters 3 and 4.
 
-3: a clearing tile, bytes per level, what memory delivers, alignment; all by counting programs.
-4: slots needed, repair a deadlocked kernel, power in the (max, +) algebra, a simulator.
+3: the smallest tile that leaves the cube busy, bytes per level, bytes that device memory delivers,
+alignment; all are judged by what programs count.
+4: slots needed, a deadlocked kernel to repair, a power in the (max, +) algebra, a simulator.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "but 96 is enough".
 """
 
 import math
@@ -19,25 +23,37 @@ from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim.compiled import SET, WAIT, WORK, Nest
 from ascend_lab.operators.kernels import GemmSchedule, GemmShape, gemm_launch
 
+# -- chapter 3 -------------------------------------------------------------------------------------
 STEP = 16
+"""Side of a fractal of fp16 numbers: the step of tile sides."""
 DEPTH = 64
+"""The k of the products on which a tile is tried."""
 
 
-def _missing(chip: Chip, side: int) -> str | None:
-    """Say why a square tile does not do: it overflows, or some wires need longer than the cube."""
+def _shortcoming(chip: Chip, side: int) -> str | None:
+    """Return why a square tile is no answer to exercise 3.1, or None.
+
+    It overflows a buffer, or the wires into L0 or L1 need longer than the cube.
+    """
     shape = GemmShape(side, DEPTH, side, "fp16", "fp16")
     try:
         launch = gemm_launch(shape, chip, GemmSchedule(side, STEP, side, 1, 1, 1))
     except errors.CapacityError as error:
         return f"it does not fit: {error}"
     moved = sim.analyse(launch, chip).path_bytes
-    cube = side * side * DEPTH / chip.macs_per_cycle("fp16")
-    cycles = {p: moved[p] / chip.path(*p).rate_bytes_per_cycle for p in moved if p[0] != "L0C"}
-    into = {"L0": cycles["L1", "L0A"] + cycles["L1", "L0B"], "L1": cycles["GM", "L1"]}
-    for level, needed in into.items():
-        if needed > cube * (1 + 1e-9):
-            slow = f"with tiles of {side} the wires into {level} need {needed:.1f} cycles"
-            return f"{slow} while the cube needs {cube:.1f}, both for {DEPTH} steps of k"
+    cube_cycles = side * side * DEPTH / chip.macs_per_cycle("fp16")
+
+    def path_cycles(src: str, dst: str) -> float:
+        return moved[src, dst] / chip.path(src, dst).rate_bytes_per_cycle
+
+    wire_cycles = {
+        "L0": path_cycles("L1", "L0A") + path_cycles("L1", "L0B"),
+        "L1": path_cycles("GM", "L1"),
+    }
+    for level, cycles in wire_cycles.items():
+        if cycles > cube_cycles * (1 + 1e-9):
+            slow = f"with tiles of {side} the wires into {level} need {cycles:.1f} cycles"
+            return f"{slow} while the cube needs {cube_cycles:.1f}, both for {DEPTH} steps of k"
     return None
 
 
@@ -54,26 +70,32 @@ Nodes = list[tuple[Any, ...]]
 
 
 def _fetched(nest: Nodes, l2_bytes: int) -> int:
-    """Write a nest as a program on one core and return what memory delivers for it."""
+    """Return the bytes that device memory delivers for a nest, written as a program on one core."""
     base = load_chip("Ascend910A")
     chip = replace(base, l2=replace(base.l2, size_bytes=l2_bytes))
     k = isa.KernelBuilder("nest", chip)
     tile = k.buffer("tile", "UB", "fp16", 4096)
 
-    def write(nodes: Nodes, around: dict[str, tuple[Any, int]]) -> None:
-        for kind, name, size, rest in nodes:
-            if kind == "loop":
-                with k.loop(name, size) as at:
-                    write(rest, {**around, name: (at, size)})
+    def write(nodes: Nodes, loops: dict[str, tuple[Any, int]]) -> None:
+        """Write nodes inside of `loops`: name -> (index, count)."""
+        for node in nodes:
+            if node[0] == "loop":
+                _, name, count, body = node
+                with k.loop(name, count) as index:
+                    write(body, {**loops, name: (index, count)})
                 continue
-            pieces = math.prod(around[loop][1] for loop in rest)
-            tensor = k.tensor(name, "fp16", pieces * size // 2)
-            place = 0
-            step = size // 2
-            for loop in rest:
-                place = around[loop][0] * step + place
-                step = step * around[loop][1]
-            k.copy(tile.region(0, size // 2), tensor.region(place, size // 2))
+            _, name, size_bytes, read_loops = node
+            elements = size_bytes // 2
+            # The tensor has one piece for each step of the loops that its read depends on.
+            pieces = math.prod(loops[loop][1] for loop in read_loops)
+            tensor = k.tensor(name, "fp16", pieces * elements)
+            start = 0
+            stride = elements
+            for loop in read_loops:
+                index, count = loops[loop]
+                start = index * stride + start
+                stride *= count
+            k.copy(tile.region(0, elements), tensor.region(start, elements))
 
     write(nest, {})
     launch = isa.Launch("nest", (isa.Part(k.finish(), (isa.binding_of({}),)),))
@@ -81,16 +103,21 @@ def _fetched(nest: Nodes, l2_bytes: int) -> int:
 
 
 def _sizes(nodes: Nodes, inside: dict[str, int]) -> list[int]:
-    """Return the bytes that each list of nodes touches in one pass, the whole nest last."""
-    found = list[int]()
+    """Return the bytes that each list of nodes touches in one pass, those of the whole nest last.
+
+    `inside` are the counts of the loops whose steps belong to the pass.
+    """
+    sizes = list[int]()
     total = 0
-    for kind, name, size, rest in nodes:
-        if kind == "loop":
-            found += _sizes(rest, {})
-            total += _sizes(rest, {**inside, name: size})[-1]
+    for node in nodes:
+        if node[0] == "loop":
+            _, name, count, body = node
+            sizes += _sizes(body, {})
+            total += _sizes(body, {**inside, name: count})[-1]
         else:
-            total += size * math.prod(inside.get(loop, 1) for loop in rest)
-    return [*found, total]
+            _, _, size_bytes, read_loops = node
+            total += size_bytes * math.prod(inside.get(loop, 1) for loop in read_loops)
+    return [*sizes, total]
 
 
 def _nest(rng: ex.Rng, depth: int, around: tuple[str, ...] = ()) -> Nodes:
@@ -123,7 +150,10 @@ CLIFF: Nodes = [
 
 
 def useful_share(side: int, dtype: str) -> float:
-    """Return side cubed over the multiply-accumulates the cube does for it, whole fractals."""
+    """Return the share of the cube's multiply-accumulates that a cubic product needs.
+
+    The cube works on whole fractals: a product of side 17 takes as long as one of side 32 in fp16.
+    """
     m1, k1, n1 = GemmShape(side, side, side, dtype).fractals
     m0, k0, n0 = load_chip("Ascend910A").cube_shape(dtype)
     return float(side**3 / (m1 * m0 * k1 * k0 * n1 * n0))
@@ -145,19 +175,21 @@ def check_ex_03_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
     base = load_chip("Ascend910A")  # with the rates and the L0C of the case
     rates = {("L1", "L0A"): "to_l0a", ("L1", "L0B"): "to_l0b", ("GM", "L1"): "to_l1"}
-    changed = {p: replace(base.path(*p), rate_bytes_per_cycle=case[r]) for p, r in rates.items()}
+    paths = dict(base.paths)
+    for ends, rate in rates.items():
+        paths[ends] = replace(base.path(*ends), rate_bytes_per_cycle=case[rate])
     buffers = {**base.buffers, "L0C": case["l0c_bytes"]}
-    chip = replace(base, paths={**base.paths, **changed}, buffers=buffers)
+    chip = replace(base, paths=paths, buffers=buffers)
     if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
         return "expected a whole number or None"
     if got is None:
-        side = next((t for t in range(STEP, 1024, STEP) if _missing(chip, t) is None), None)
+        side = next((t for t in range(STEP, 1024, STEP) if _shortcoming(chip, t) is None), None)
         return None if side is None else f"but a tile of {side} x {side} fits and clears both"
     if got < STEP or got % STEP:
         return f"expected a positive multiple of {STEP}"
-    if wrong := _missing(chip, int(got)):
+    if wrong := _shortcoming(chip, int(got)):
         return f"but {wrong}"
-    less = got > STEP and _missing(chip, int(got) - STEP) is None
+    less = got > STEP and _shortcoming(chip, int(got) - STEP) is None
     return f"but {got - STEP} is enough" if less else None
 
 
@@ -202,6 +234,8 @@ def max_plus_product(a: Matrix, b: Matrix) -> Matrix:
 
 
 def _power_case(a: Matrix, n: int) -> ex.Case:
+    """Return a case with a product whose calls are counted, each at a price of 1."""
+
     def product(a: Matrix, b: Matrix) -> Matrix:
         return max_plus_product(a, b)
 
@@ -209,6 +243,7 @@ def _power_case(a: Matrix, n: int) -> ex.Case:
 
 
 def _judge_power(got: Any, case: ex.Case) -> str | None:
+    """Judge a power by its value, and by the products that it took."""
     a = case["a"]
     n = case["n"]
     calls = ex.spent(case["product"])
@@ -217,6 +252,7 @@ def _judge_power(got: Any, case: ex.Case) -> str | None:
         expected = max_plus_product(expected, a)
     if wrong := ex.equal_to(expected)(got):
         return wrong
+    # Repeated squaring takes a square, and at most one more product, for each binary digit of n.
     allowed = 2 * math.floor(math.log2(n)) + 2
     return None if calls <= allowed else f"with {calls} products, expected at most {allowed}"
 
@@ -230,19 +266,22 @@ def wrong_run(
     orders: tuple[int | None, ...] = (1,),
     name: str = "y",
 ) -> str | None:
-    """Return what is wrong with a program and what it computes, its pipes in some orders, or None.
+    """Return what is wrong with a program, its findings or its values, or None.
 
-    What it stores to is filled before.
+    It is run once for each of `orders`, seeds of the order in which its pipes take turns; `what`
+    says in words what it should compute.
     """
     try:
         findings = isa.sanitize(program, chip, filled=set(feed))
-        found = [] if findings else [sim.execute(program, feed, chip, seed=o)[name] for o in orders]
+        outputs = list[np.ndarray]()
+        if not findings:
+            outputs = [sim.execute(program, feed, chip, seed=order)[name] for order in orders]
     except errors.AscendLabError as error:
         return f"expected a program that runs, but: {error}"
     if findings:
         worst = next((f for f in findings if f.kind == "deadlock"), findings[0])
         return f"expected no findings, the sanitizer has {len(findings)}, for example {worst}"
-    for order, values in zip(orders, found, strict=True):
+    for order, values in zip(orders, outputs, strict=True):
         if wrong := int((values != right).sum()):
             differ = f"{wrong} of {right.size} elements differ with execute(..., seed={order})"
             return f"expected {what}, {differ}"
@@ -251,7 +290,7 @@ def wrong_run(
 
 @cache
 def _our_cycles(pairs: int) -> int:
-    """Return the cycles of relu in place on two slots, flags by hand, as the exercise asks for."""
+    """Return the cycles of relu in place on two slots, with flags as exercise 4.2 asks for."""
     k = isa.KernelBuilder("ping_pong", load_chip("Toy"))
     x, y = (k.tensor(name, "fp16", 2 * pairs * TILE) for name in "xy")
     slots = [k.buffer(f"slot{s}", "UB", "fp16", TILE) for s in (0, 1)]
@@ -259,16 +298,16 @@ def _our_cycles(pairs: int) -> int:
         k.set_flag("MTE3", "MTE2", s)
     with k.loop("i", pairs) as i:
         for s, slot in enumerate(slots):
-            at = (2 * i + s) * TILE
+            start = (2 * i + s) * TILE
             lanes = slot.region(0, (TILE // 128, 128))
             k.wait_flag("MTE3", "MTE2", s)
-            k.copy(slot.region(), x.region(at, TILE))
+            k.copy(slot.region(), x.region(start, TILE))
             k.set_flag("MTE2", "V", s)
             k.wait_flag("MTE2", "V", s)
             k.vector("vrelu", lanes, lanes)
             k.set_flag("V", "MTE3", s)
             k.wait_flag("V", "MTE3", s)
-            k.copy(y.region(at, TILE), slot.region())
+            k.copy(y.region(start, TILE), slot.region())
             k.set_flag("MTE3", "MTE2", s)
     for s in (0, 1):
         k.wait_flag("MTE3", "MTE2", s)
@@ -355,6 +394,9 @@ def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool
 )
 def check_ex_04_1(load: int, compute: int, store: int, latency: int, tail: int) -> int:
     """Check `fn(load, compute, store, latency, tail)`: slots with which a pipe sets the period."""
+    # A slot of x is used again after a load, the latency and the computation of a tile; one of y
+    # after its computation and its store. The longer trip takes several periods of the slowest
+    # pipe, and each of them needs a slot.
     until_free = compute - 1 + tail
     trip = max(load + latency + until_free, until_free + store)
     return math.ceil(trip / max(load, compute, store))
@@ -380,10 +422,10 @@ def check_ex_04_2(got: Any, case: ex.Case) -> str | None:
     return slow if cycles > SLACK * ours else None
 
 
-SMALL_4 = np.array([[3.0, -np.inf], [5.0, 4.0]])
+TWO_BY_TWO = np.array([[3.0, -np.inf], [5.0, 4.0]])
 
 
-@ex.judged(_judge_power, edges=[_power_case(SMALL_4, n) for n in (1, 2, 3, 64, 127)])
+@ex.judged(_judge_power, edges=[_power_case(TWO_BY_TWO, n) for n in (1, 2, 3, 64, 127)])
 def check_ex_04_3(rng: ex.Rng) -> ex.Case:
     """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1."""
     n = int(rng.integers(1, 2 ** int(rng.integers(2, 12))))

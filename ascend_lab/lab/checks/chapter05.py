@@ -1,6 +1,8 @@
-"""Checks of chapter 5: a stable softplus, where with good errors, layer norm, bytes of a graph.
+"""Checks of chapter 5: a stable softplus, a `where` with good error messages, layer norm, bytes
+that a graph moves, and a bound on the error of computing a graph.
 
-And the error bound of any graph, held against what the chip computes.
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "expected a computed tensor of the DSL".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +31,16 @@ overflow; in the last the variance is of the size of epsilon.
 
 
 def computed(y: Tensor, feed: Mapping[str, Array]) -> Array:
-    """Return what the default schedule of `y` computes; arrays it does not read are left out."""
+    """Return the values that the default schedule of `y` computes from the arrays that it reads."""
     schedule = te.auto_schedule(te.renamed(y, "checked"), chip.load_chip(CHIP))
-    read = {entry.name for entry in schedule.state.inputs}
-    values: Array = te.run(schedule, {n: x for n, x in feed.items() if n in read})["checked"]
+    names = {entry.name for entry in schedule.state.inputs}
+    inputs = {name: array for name, array in feed.items() if name in names}
+    values: Array = te.run(schedule, inputs)["checked"]
     return values.astype(np.float64)
 
 
 def _wrong_tensor(got: Any, shape: tuple[int, ...], dtype: str) -> str | None:
+    """Return what is wrong with a tensor's kind, shape or dtype, or None."""
     if not isinstance(got, Tensor) or got.body is None:
         return "expected a computed tensor of the DSL"
     if (got.shape, got.dtype) != (shape, dtype):
@@ -61,20 +65,23 @@ def _wrong_values(
 
 
 def _norm_case(rows: int, columns: int) -> ex.Case:
+    """Return placeholders for rows of x, and for gamma and beta of the columns."""
     shapes = {"x": (rows, columns), "gamma": (columns,), "beta": (columns,)}
     return {name: te.placeholder(shape, name=name) for name, shape in shapes.items()}
 
 
 def _judge_norm(got: Any, case: ex.Case) -> str | None:
+    """Judge a layer norm by its values on rows of several means and spreads."""
     shape = case["x"].shape
     wrong = _wrong_tensor(got, shape, "fp16")
     for centre, spread in CENTRES if wrong is None else ():
         rng = np.random.default_rng(shape)
         x = (centre + spread * rng.standard_normal(shape)).astype(np.float16)
         gamma, beta = (rng.uniform(0.5, 1.5, shape[-1]).astype(np.float16) for _ in range(2))
-        wide = x.astype(np.float64)
-        away = wide - wide.mean(-1, keepdims=True)
-        norm = away / np.sqrt((away**2).mean(-1, keepdims=True) + EPSILON)
+        exact_x = x.astype(np.float64)
+        centred = exact_x - exact_x.mean(-1, keepdims=True)
+        norm = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON)
+        # An fp16 number has a relative error of up to 0.0005: a few roundings.
         tolerance = 4e-3 * (1 + np.abs(norm)) + 2e-3
         feed = {"x": x, "gamma": gamma, "beta": beta}
         what = f" of rows near {centre:g}"
@@ -83,8 +90,8 @@ def _judge_norm(got: Any, case: ex.Case) -> str | None:
     return wrong
 
 
-def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that returns the package's errors in place of raising them."""
+def _with_errors_returned(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns the package's errors instead of raising them."""
 
     def caught(condition: Tensor, a: Tensor, b: Tensor) -> Any:
         try:
@@ -96,40 +103,50 @@ def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _where_case(*shapes: tuple[int, ...], dtypes: Sequence[str] = ("fp16",) * 3) -> ex.Case:
-    given = zip(("condition", "a", "b"), shapes, dtypes, strict=True)
-    return {name: te.placeholder(shape, dtype, name) for name, shape, dtype in given}
+    """Return placeholders for the operands of `where`."""
+    operands = zip(("condition", "a", "b"), shapes, dtypes, strict=True)
+    return {name: te.placeholder(shape, dtype, name) for name, shape, dtype in operands}
 
 
 def _judge_where(got: Any, case: ex.Case) -> str | None:
-    shapes, dtypes = zip(*((t.shape, t.dtype) for t in case.values()), strict=True)
-    full = None
+    """Judge `where` by its values, or by its error if shapes or dtypes do not fit together."""
+    shapes = [tensor.shape for tensor in case.values()]
+    dtypes = [tensor.dtype for tensor in case.values()]
+    shape = None
     with suppress(ValueError):
-        full = np.broadcast_shapes(*shapes)
-    if full is None or len(set(dtypes)) > 1:
-        return _judge_error(got, shapes if full is None else (), dtypes)
-    if wrong := _wrong_tensor(got, full, dtypes[0]):
+        shape = np.broadcast_shapes(*shapes)
+    if shape is None or len(set(dtypes)) > 1:
+        return _judge_error(got, shapes if shape is None else (), dtypes)
+    if wrong := _wrong_tensor(got, shape, dtypes[0]):
         return wrong
-    rng = np.random.default_rng(full)
-    kind = np.dtype(np.float16 if dtypes[0] == "fp16" else np.float32)
-    feed = {n: rng.standard_normal(t.shape).astype(kind) for n, t in case.items()}
-    feed["condition"] = rng.integers(-1, 2, shapes[0]).astype(kind)
+    rng = np.random.default_rng(shape)
+    dtype = np.dtype(np.float16 if dtypes[0] == "fp16" else np.float32)
+    feed = {n: rng.standard_normal(t.shape).astype(dtype) for n, t in case.items()}
+    feed["condition"] = rng.integers(-1, 2, shapes[0]).astype(dtype)
     expected = np.where(feed["condition"] != 0, feed["a"], feed["b"]).astype(np.float64)
-    return _wrong_values(got, feed, expected, np.full(full, 1e-9), "")
+    return _wrong_values(got, feed, expected, np.full(shape, 1e-9), "")
 
 
 def _judge_error(got: Any, shapes: Sequence[Any], dtypes: Sequence[str]) -> str | None:
-    """Judge the refusal of bad operands; with wrong shapes and wrong formats either will do."""
-    mixed = len(set(dtypes)) > 1
-    kinds = {errors.ShapeError: shapes, errors.TypeMismatchError: dtypes if mixed else ()}
-    allowed = {kind: words for kind, words in kinds.items() if words}
-    for words in (words for kind, words in allowed.items() if isinstance(got, kind)):
-        absent = [str(w) for w in words if str(w) not in str(got)]
-        read = f"a {type(got).__name__} that reads {str(got)!r}; expected"
-        return f"{read} {absent[0]} in it too" if absent else None
-    wanted = " or ".join(kind.__name__ for kind in allowed)
+    """Judge the error for bad operands, which has to name all their shapes, or all their dtypes.
+
+    If both are wrong, either error will do. `shapes` is empty if the shapes are right.
+    """
+    words_of: dict[type[Exception], Sequence[Any]] = {}
+    if shapes:
+        words_of[errors.ShapeError] = shapes
+    if len(set(dtypes)) > 1:
+        words_of[errors.TypeMismatchError] = dtypes
+    for error_type, words in words_of.items():
+        if not isinstance(got, error_type):
+            continue
+        absent = [str(word) for word in words if str(word) not in str(got)]
+        text = f"a {type(got).__name__} that reads {str(got)!r}; expected"
+        return f"{text} {absent[0]} in it too" if absent else None
+    expected = " or ".join(error_type.__name__ for error_type in words_of)
     if isinstance(got, errors.AscendLabError):
-        return f"a {type(got).__name__} ({got}); expected a {wanted}"
-    return f"expected a {wanted}"
+        return f"a {type(got).__name__} ({got}); expected a {expected}"
+    return f"expected a {expected}"
 
 
 def _formats(tensor: Tensor) -> set[str]:
@@ -138,6 +155,7 @@ def _formats(tensor: Tensor) -> set[str]:
 
 
 def _centred(x: Tensor) -> Tensor:
+    """Return (x - the maximum of the row) x."""
     middle = te.broadcast(te.reduce_max(x, -1, keepdims=True), x.shape)
     return te.renamed(te.vmul(te.vsub(x, middle), x), "y")
 
@@ -156,15 +174,19 @@ def _spread_twice(x: Tensor) -> Tensor:
 
 
 def _judge_bytes(got: Any, case: ex.Case) -> str | None:
+    """Judge bytes by those of a simulated kernel with one loop nest for each operation."""
     run = sim.simulate_kernel(te.lower(per_operation(case["y"], CHIP)), chip.load_chip(CHIP))
     return ex.equal_to(gm_bytes(run))(got)
 
 
 BOUND_SLACK = 1.5
 """An error bound may be this many times ours in the mean, not more."""
+LEAST_BOUND = 0.75
+"""An error bound must be at least this share of ours at every element."""
 
 
 def _plain_softmax(x: Tensor, z: Tensor) -> Tensor:
+    """Return the softmax of rows of x, times z."""
     row = te.broadcast(te.reduce_max(x, -1, keepdims=True), x.shape)
     e = te.vexp(te.vsub(x, row))
     return te.vdiv(te.vmul(e, z), te.broadcast(te.reduce_sum(e, -1, keepdims=True), x.shape))
@@ -213,10 +235,15 @@ LARGE = {11: 32}
 """Formula -> by how much x and z are multiplied then: products of about 1000 are off by 1."""
 
 
-def _spread(t: Tensor, one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return value and error of an operation before it rounds, from those of its inputs."""
-    (a, e) = one
-    (b, f) = two
+def _propagated(
+    t: Tensor, first: tuple[Array, Array], second: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Return value and error of an operation before it rounds, from those of its inputs.
+
+    The inputs are a with an error of at most e, and b with at most f.
+    """
+    (a, e) = first
+    (b, f) = second
     match t.label:
         case "vadd" | "vsub":
             return (a + b if t.label == "vadd" else a - b), e + f
@@ -242,21 +269,23 @@ def error_bound(y: Tensor, feed: Mapping[str, Array]) -> tuple[Array, Array]:
     """Return the values of a graph in double precision and a bound on the error of computing it."""
     if y.body is None:
         return feed[y.name].astype(np.float64), np.zeros(y.shape)
-    known = [error_bound(tensor, feed) for tensor in y.inputs]
-    value, error = _spread(y, known[0], known[-1])
+    inputs = [error_bound(tensor, feed) for tensor in y.inputs]
+    value, error = _propagated(y, inputs[0], inputs[-1])
     if y.label in ("broadcast", "reshape", "reduce_max", "vabs"):
         return value, error
+    # Half a step relative to the number, and half the smallest step of tiny numbers.
     unit, least = (2.0**-11, 2.0**-25) if y.dtype == "fp16" else (2.0**-24, 2.0**-150)
     return value, error + unit * (abs(value) + error) + least
 
 
 def _judge_bound(got: Any, case: ex.Case) -> str | None:
+    """Judge values and error bounds: not below the chip's errors, not far above our bounds."""
     y = case["y"]
     feed = case["feed"]
-    pair = isinstance(got, tuple | list) and len(got) == 2
-    if not pair or {np.shape(part) for part in got} != {y.shape}:
+    is_pair = isinstance(got, tuple | list) and len(got) == 2
+    if not is_pair or {np.shape(array) for array in got} != {y.shape}:
         return f"expected two arrays of shape {y.shape}"
-    value, error = (np.asarray(part, np.float64) for part in got)
+    value, error = (np.asarray(array, np.float64) for array in got)
     exact, ours = error_bound(y, feed)
     if not np.allclose(value, exact, rtol=1e-9, atol=1e-12):
         return f"expected the values of y, they differ by up to {abs(value - exact).max():.3g}"
@@ -265,24 +294,26 @@ def _judge_bound(got: Any, case: ex.Case) -> str | None:
     miss = abs(computed(y, feed) - exact) - error
     if miss.max() > 0:
         return f"but the chip is off by {miss.max():.2g} more at element {int(miss.argmax())}"
-    if (error < 0.75 * ours).any():
-        return f"but at element {int((0.75 * ours - error).argmax())} an error may be larger"
+    if (error < LEAST_BOUND * ours).any():
+        worst = int((LEAST_BOUND * ours - error).argmax())
+        return f"but at element {worst} an error may be larger"
     if error.mean() > BOUND_SLACK * ours.mean():
         return f"a bound {error.mean() / ours.mean():.1f} times as large as need be"
     return None
 
 
 def _bound_case(number: int, shape: tuple[int, int], seed: int) -> ex.Case:
+    """Return the formula of that number, and arrays that make its errors show."""
     x, z = (te.placeholder(shape, name=name) for name in "xz")
     rng = np.random.default_rng(seed)
     feed = {name: rng.uniform(-2, 2, shape).astype(np.float16) for name in "xz"}
     if number == 6:  # results so small that the bits of fp16 run out
         feed = {name: 4 + abs(values) for name, values in feed.items()}
     if number in ULPS_APART:
-        near = rng.uniform(1.01, 1.99, shape).astype(np.float16)
-        apart = ULPS_APART[number] * np.float16(2.0**-10)
+        x_values = rng.uniform(1.01, 1.99, shape).astype(np.float16)
+        distance = ULPS_APART[number] * np.float16(2.0**-10)
         scale = np.float16(LARGE.get(number, 1))
-        feed = {"x": scale * near, "z": scale * (near - np.float16(apart))}
+        feed = {"x": scale * x_values, "z": scale * (x_values - np.float16(distance))}
     return {"y": FORMULAS[number](x, z), "feed": feed}
 
 
@@ -348,7 +379,7 @@ WHERE_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
         _where_case((3, 4), (3, 4), (3, 4), dtypes=("fp32", "fp16", "fp16")),
     ],
     cases=8,
-    wrap=_telling,
+    wrap=_with_errors_returned,
 )
 def check_ex_05_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(condition, a, b)`: a where condition is not 0, else b; shapes broadcast."""

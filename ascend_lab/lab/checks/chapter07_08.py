@@ -3,6 +3,9 @@
 7: a block's shape, bytes of a loop nest, the best tile, a schedule by search. Bytes and cycles are
 judged by what real programs count, tiles by trying all of them.
 8: sizes of the im2col matrix, its address generator, a layer by Winograd, a stride folded away.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "expected m k n = 4096".
 """
 
 from collections.abc import Callable
@@ -26,9 +29,9 @@ from ascend_lab.operators.kernels import (
     gemm_launch,
 )
 
+# -- chapter 7 ------------------------------------------------------------------------------------
 PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
 ORDERS = tuple("".join(order) for order in permutations("mkn"))
-Sides = tuple[int, int, int, int]
 PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
 
@@ -44,38 +47,46 @@ def _three_sides(got: Any) -> tuple[int, int, int] | None:
 
 
 def _block_bytes(block: tuple[int, int, int], case: ex.Case) -> int:
+    """Return the bytes of a block of a product: A and B are read, C is read and written."""
     m, k, n = block
     return int(case["in_bytes"] * (m * k + k * n) + 2 * case["sum_bytes"] * m * n)
 
 
 def _judge_nest(got: Any, case: ex.Case) -> str | None:
-    side = case["tile"] // 16
+    """Judge bytes of A, B and C by those that a program of the nest moves."""
     tile = case["tile"]
     trips = {axis: case[axis] // tile for axis in "mkn"}
     chip = load_chip("Ascend910A")
-    moved = nest_bytes(product_nest(chip, case["order"], trips, side), chip)
+    tile_fractals = tile // 16
+    moved = nest_bytes(product_nest(chip, case["order"], trips, tile_fractals), chip)
     return ex.equal_to((moved["A"], moved["B"], moved["C"]))(got)
 
 
 def _overflow(chip: Chip, dtype: str, slots: int, tile: tuple[int, int, int]) -> str | None:
-    """Name the first buffer a tile overflows: two slots of A and B, `slots` of C."""
+    """Return which buffer a tile overflows, with two slots of A and B and `slots` of C, or None."""
     (m, k, n) = tile
-    size = DTYPE_BYTES[dtype]
-    needs = {"L0A": 2 * m * k * size, "L0B": 2 * k * n * size, "L0C": slots * m * n * 4}
-    for space, needed in needs.items():
+    itemsize = DTYPE_BYTES[dtype]
+    needed_bytes = {
+        "L0A": 2 * m * k * itemsize,
+        "L0B": 2 * k * n * itemsize,
+        "L0C": slots * m * n * 4,
+    }
+    for space, needed in needed_bytes.items():
         if needed > chip.buffers[space]:
             return f"{space} holds {chip.buffers[space]} bytes and {needed} are needed"
     return None
 
 
-def _feed(chip: Chip, dtype: str, tile: tuple[int, int, int]) -> float:
+def _mte1_cycles(chip: Chip, dtype: str, tile: tuple[int, int, int]) -> float:
     """Return cycles of MTE1 per MAC: an element of A is used n times, one of B m times."""
     m, _, n = tile
-    a, b = (chip.path("L1", space).rate_bytes_per_cycle for space in ("L0A", "L0B"))
-    return DTYPE_BYTES[dtype] * (1 / (a * n) + 1 / (b * m))
+    a_rate = chip.path("L1", "L0A").rate_bytes_per_cycle
+    b_rate = chip.path("L1", "L0B").rate_bytes_per_cycle
+    return DTYPE_BYTES[dtype] * (1 / (a_rate * n) + 1 / (b_rate * m))
 
 
 def _judge_schedule(got: Any, case: ex.Case) -> str | None:
+    """Judge a schedule of a product by its cycles."""
     if not isinstance(got, GemmSchedule):
         return "expected a GemmSchedule"
     shape = GemmShape(case["m"], case["k"], case["n"])
@@ -93,7 +104,10 @@ SIDES = ("base_m", "base_k", "base_n", "step_k", "grid_rows", "grid_cols")
 
 @cache
 def _best_cycles(shape: GemmShape) -> int:
-    """Return the cycles at the end of a walk from the default to ever faster neighbours."""
+    """Return the cycles at the end of a walk from the default to ever faster neighbours.
+
+    A neighbour has one field doubled, or one halved, or both.
+    """
     chip = load_chip("Ascend910A")
 
     def cycles_of(s: GemmSchedule) -> int:
@@ -105,14 +119,15 @@ def _best_cycles(shape: GemmShape) -> int:
     best = default_schedule(shape, chip)
     cycles = cycles_of(best)
     while True:
-        for up, down in permutations((None, *SIDES), 2):
-            change = {up: 2 * getattr(best, up)} if up else {}
-            if down and getattr(best, down) % 2 == 0:
-                change[down] = getattr(best, down) // 2
-            tried = replace(best, **change)
-            if (found := cycles_of(tried)) < cycles:
-                best = tried
-                cycles = found
+        for doubled, halved in permutations((None, *SIDES), 2):
+            change = {doubled: 2 * getattr(best, doubled)} if doubled else {}
+            if halved and getattr(best, halved) % 2 == 0:
+                change[halved] = getattr(best, halved) // 2
+            neighbour = replace(best, **change)
+            neighbour_cycles = cycles_of(neighbour)
+            if neighbour_cycles < cycles:
+                best = neighbour
+                cycles = neighbour_cycles
                 break
         else:
             return cycles
@@ -133,11 +148,12 @@ def check_ex_07_1(got: Any, case: ex.Case) -> str | None:
     if sides[0] * sides[1] * sides[2] != macs:
         return f"expected m k n = {macs}"
     powers = [1 << i for i in range(macs.bit_length())]
-    every = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
-    mine = _block_bytes(sides, case)
-    least = min(_block_bytes(block, case) for block in every)
-    more = f"which moves {mine} bytes a cycle; expected one that moves {least}"
-    return more if mine > least else None
+    blocks = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
+    block_bytes = _block_bytes(sides, case)
+    least = min(_block_bytes(block, case) for block in blocks)
+    if block_bytes > least:
+        return f"which moves {block_bytes} bytes a cycle; expected one that moves {least}"
+    return None
 
 
 @ex.judged(
@@ -159,15 +175,15 @@ def check_ex_07_3(got: Any, case: ex.Case) -> str | None:
     m, k, n = sides
     if (full := _overflow(chip, dtype, slots, sides)) is not None:
         return f"but {full}"
-    legal = [
-        (one, c0, two)
-        for one, two in product(range(16, 2049, 16), repeat=2)
-        if _overflow(chip, dtype, slots, (one, c0, two)) is None
+    legal_tiles = [
+        (tile_m, c0, tile_n)
+        for tile_m, tile_n in product(range(16, 2049, 16), repeat=2)
+        if _overflow(chip, dtype, slots, (tile_m, c0, tile_n)) is None
     ]
-    mine = _feed(chip, dtype, sides)
-    least = min(_feed(chip, dtype, tile) for tile in legal)
-    if mine > least * (1 + 1e-9):
-        busy = f"which keeps MTE1 busy for {mine * 4096:.3f} cycles for every 4096 MACs"
+    cycles = _mte1_cycles(chip, dtype, sides)
+    least = min(_mte1_cycles(chip, dtype, tile) for tile in legal_tiles)
+    if cycles > least * (1 + 1e-9):
+        busy = f"which keeps MTE1 busy for {cycles * 4096:.3f} cycles for every 4096 MACs"
         return f"{busy}; expected {least * 4096:.3f}"
     if _overflow(chip, dtype, slots, (m, k + c0, n)) is None:
         return f"but a depth of {k + c0} fits as well"
@@ -203,6 +219,7 @@ def check_ex_07_2(rng: ex.Rng) -> ex.Case:
 # -- chapter 8 ------------------------------------------------------------------------------------
 Values = np.ndarray
 Pair = tuple[int, int]
+Sides = tuple[int, int, int, int]
 Image = tuple[int, int, int, int]
 """(C1, H, W, C0)."""
 
@@ -210,10 +227,18 @@ Image = tuple[int, int, int, int]
 def _address_case(
     rng: ex.Rng, image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair
 ) -> ex.Case:
-    given = {"image": image, "kernel": kernel, "stride": stride, "pad": pad, "dilation": dilation}
-    whole = _matrix(image, kernel, stride, pad, dilation)
-    m, k = (rng.integers(0, side, min(12, whole.size)) for side in whole.shape)
-    return {"m": m, "k": k, **given}
+    """Return a convolution, and rows m and columns k of up to 12 elements of its im2col matrix."""
+    matrix = _matrix(image, kernel, stride, pad, dilation)
+    m, k = (rng.integers(0, side, min(12, matrix.size)) for side in matrix.shape)
+    return {
+        "m": m,
+        "k": k,
+        "image": image,
+        "kernel": kernel,
+        "stride": stride,
+        "pad": pad,
+        "dilation": dilation,
+    }
 
 
 def addresses(
@@ -227,10 +252,13 @@ def addresses(
 
 
 def _matrix(image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair) -> Values:
-    """Lay im2col out over an image whose every element holds its own address."""
+    """Return the im2col matrix of an image whose every element holds its own address, -1 on pads.
+
+    The image holds address + 1, as pads are zeros; at the end 1 is subtracted.
+    """
     c1, h, w, c0 = image
-    own = np.arange(1, c1 * h * w * c0 + 1).reshape(image).transpose(0, 3, 1, 2)
-    rows = im2col_reference(own.reshape(1, c1 * c0, h, w), kernel, stride, pad, dilation)
+    numbered = np.arange(1, c1 * h * w * c0 + 1).reshape(image).transpose(0, 3, 1, 2)
+    rows = im2col_reference(numbered.reshape(1, c1 * c0, h, w), kernel, stride, pad, dilation)
     taps = kernel[0] * kernel[1]
     ordered = rows.reshape(-1, c1, c0, taps).transpose(0, 1, 3, 2)
     return np.asarray(ordered.reshape(len(rows), -1) - 1)
@@ -239,6 +267,7 @@ def _matrix(image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair) 
 def _image_case(
     image: Values, weights: Values, product_of: Callable[[Values, Values], Values] | None = None
 ) -> ex.Case:
+    """Return a layer, and a product of matrices that counts its multiplications."""
     return {
         "image": np.asarray(image, np.float64),
         "weights": np.asarray(weights, np.float64),
@@ -259,7 +288,8 @@ def multiply_and_double(a: Values, b: Values) -> Values:
 
 
 def _judge_winograd(got: Any, case: ex.Case) -> str | None:
-    made = ex.spent(case["multiply"])
+    """Judge a layer by its values and by the multiplications that it took."""
+    multiplications = ex.spent(case["multiply"])
     (k, c, *_) = case["weights"].shape
     (_, h, w) = case["image"].shape
     convolved = conv2d_reference(case["image"][None], case["weights"], pad=1)[0]
@@ -269,9 +299,13 @@ def _judge_winograd(got: Any, case: ex.Case) -> str | None:
         return "made without the products of multiply: those were twice as large here"
     if np.shape(got) != expected.shape or not np.allclose(got, expected, rtol=1e-9, atol=1e-9):
         return ex.equal_to(expected, 1e-9)(got) or "expected the convolution with pad 1"
+    # F(2x2, 3x3): 16 products for each channel, kernel and tile of 2 x 2 outputs.
     fewest = 16 * -(-h // 2) * -(-w // 2) * c * k
-    other = f"with {made:,} products through multiply; {fewest:,} are needed and enough"
-    return other if made != fewest else None
+    if multiplications != fewest:
+        return (
+            f"with {multiplications:,} products through multiply; {fewest:,} are needed and enough"
+        )
+    return None
 
 
 def folded(x: Values) -> Values:

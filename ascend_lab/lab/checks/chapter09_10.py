@@ -2,6 +2,9 @@
 
 9: the address of a weight, ND to FRACTAL_NZ, the loops of any conversion.
 10: what fusing a chain gains, a gradient as one nest, a shift in place.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "with 5 loops; 3 are enough".
 """
 
 import math
@@ -30,18 +33,19 @@ SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
 
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return numbers 1 .. 97 in turn: none is 0."""
+    """Return an array of the numbers 1 to 97, over and over: 0 would look like padding."""
     return (np.arange(math.prod(shape)) % 97 + 1).reshape(shape).astype(TYPES[dtype])
 
 
-def _judge_09_1(got: Any, case: ex.Case) -> str | None:
+def _judge_weight_address(got: Any, case: ex.Case) -> str | None:
+    """Judge the address of a weight in FRACTAL_Z by the package's map."""
     if not isinstance(got, int | np.integer):
         return f"expected a whole number, got a {type(got).__name__}"
     weights = address_map("FRACTAL_Z", case["shape"], "fp16", c0=case["c0"])
     return ex.equal_to(int(address(weights, case["index"])))(got)
 
 
-@ex.judged(_judge_09_1)
+@ex.judged(_judge_weight_address)
 def check_ex_09_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(index, shape, c0)`: the address of weight (n, c, h, w) in FRACTAL_Z."""
     sides = (1, 70), (1, 70), (1, 8), (1, 8)
@@ -59,23 +63,30 @@ def nest(source: AddressMap, target: AddressMap) -> list[tuple[int, int, int]]:
         for low, high in pairwise(marks):
             found = (max((p for p in own if p.step <= low), key=lambda p: p.step) for own in maps)
             loops.append((high // low, *(p.stride * (low // p.step) for p in found)))
+    # A loop joins the one around it if that goes on where this one ends, in both layouts.
     merged: list[tuple[int, int, int]] = []
-    for count, there, here in sorted(loops, key=lambda loop: -loop[2]):
-        joins = merged and merged[-1][1:] == (count * there, count * here)
-        merged.append((count * merged.pop()[0] if joins else count, there, here))
+    for count, source_step, target_step in sorted(loops, key=lambda loop: -loop[2]):
+        if merged and merged[-1][1:] == (count * source_step, count * target_step):
+            outer_count, _, _ = merged.pop()
+            merged.append((outer_count * count, source_step, target_step))
+        else:
+            merged.append((count, source_step, target_step))
     return merged
 
 
-def _judge_09_3(got: Any, case: ex.Case) -> str | None:
+def _judge_loops(got: Any, case: ex.Case) -> str | None:
+    """Judge the loops of a conversion by the pairs of addresses they visit, number and order."""
     maps = (case["source"], case["target"])
-    places = np.zeros((2, 1), int)
+    visited = np.zeros((2, 1), int)  # source and target addresses, in the order of the loops
     for count, *steps in got:
-        inner = np.multiply.outer(steps, np.arange(count))[:, None]
-        places = (places[:, :, None] + inner).reshape(2, -1)
-    wanted = np.stack([addresses_of(own).ravel() for own in maps])
-    if places.shape != wanted.shape:
-        return f"which visits {places.shape[1]:,} elements, expected {wanted.shape[1]:,}"
-    if not np.array_equal(places[:, places[1].argsort()], wanted[:, wanted[1].argsort()]):
+        offsets = np.multiply.outer(steps, np.arange(count))[:, None]
+        visited = (visited[:, :, None] + offsets).reshape(2, -1)
+    expected = np.stack([addresses_of(layout_map).ravel() for layout_map in maps])
+    if visited.shape != expected.shape:
+        return f"which visits {visited.shape[1]:,} elements, expected {expected.shape[1]:,}"
+    visited_by_target = visited[:, visited[1].argsort()]
+    expected_by_target = expected[:, expected[1].argsort()]
+    if not np.array_equal(visited_by_target, expected_by_target):
         return "which takes elements to wrong places"
     if len(got) > (fewest := len(nest(*maps))):
         return f"with {len(got)} loops; {fewest} are enough"
@@ -88,12 +99,15 @@ IMAGES = "NCHW", "NHWC", "NC1HWC0", "FRACTAL_Z"
 
 
 def _maps(source: str, target: str, shape: tuple[int, ...], dtype: str = "fp16") -> ex.Case:
-    maps = (address_map(name, shape, dtype) for name in (source, target))
-    return dict(zip(("source", "target"), maps, strict=True))
+    """Return the address maps of one shape in two layouts."""
+    return {
+        "source": address_map(source, shape, dtype),
+        "target": address_map(target, shape, dtype),
+    }
 
 
 @ex.judged(
-    _judge_09_3,
+    _judge_loops,
     edges=[
         _maps("ND", "FRACTAL_NZ", (32, 48)),
         _maps("FRACTAL_ZZ", "FRACTAL_ZN", (64, 64), "int8"),
@@ -106,13 +120,18 @@ def _maps(source: str, target: str, shape: tuple[int, ...], dtype: str = "fp16")
 def check_ex_09_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(source, target)`: the loops of a conversion between two layouts without padding."""
     lead, high, wide, side = (int(n) for n in rng.integers(1, 4, 4))
-    matrix = bool(rng.integers(0, 2))
-    shape = (lead, 32 * high, 32 * wide) if matrix else (16 * lead, 32 * high, wide, side)
-    one, two = (str(name) for name in rng.choice(MATRICES if matrix else IMAGES, 2))
-    return _maps(one, two, shape, str(rng.choice(list(TYPES))))
+    if rng.integers(0, 2):
+        layouts = MATRICES
+        shape: tuple[int, ...] = (lead, 32 * high, 32 * wide)
+    else:
+        layouts = IMAGES
+        shape = (16 * lead, 32 * high, wide, side)
+    source, target = (str(name) for name in rng.choice(layouts, 2))
+    return _maps(source, target, shape, str(rng.choice(list(TYPES))))
 
 
-def _judge_09_2(got: Any, case: ex.Case) -> str | None:
+def _judge_fractal_array(got: Any, case: ex.Case) -> str | None:
+    """Judge an array in FRACTAL_NZ by values, shape and dtype."""
     x = case["x"]
     name = next(name for name, dtype in TYPES.items() if x.dtype == dtype)
     expected = pack(address_map("FRACTAL_NZ", x.shape, name), x)
@@ -123,7 +142,7 @@ def _judge_09_2(got: Any, case: ex.Case) -> str | None:
 
 
 @ex.judged(
-    _judge_09_2,
+    _judge_fractal_array,
     edges=[
         (_numbers((1, 1), "fp16"),),
         (_numbers((16, 32), "int8"),),
@@ -143,12 +162,20 @@ def check_ex_09_2(rng: ex.Rng) -> ex.Case:
 CORES = 32
 TILE = 1024
 SLACK = 1.05
+"""A schedule may take this many times the cycles of ours, not more."""
 
 
 def gain(inputs: list[int]) -> float:
-    """Return bytes apart / bytes fused of a chain, given each operator's inputs of its own."""
+    """Return the bytes of a chain as separate kernels over those of one kernel.
+
+    `inputs` has for each operator the tensors it reads beside the result before it. Separate
+    kernels read these and the results between them, and write every result; one kernel reads the
+    inputs and writes the last result. All tensors have one size.
+    """
     links = len(inputs) - 1
-    return (sum(inputs) + links + len(inputs)) / (sum(inputs) + 1)
+    separate_tensors = sum(inputs) + links + len(inputs)
+    fused_tensors = sum(inputs) + 1
+    return separate_tensors / fused_tensors
 
 
 # -- the gradient of tanh --------------------------------------------------------------------------
@@ -201,7 +228,7 @@ def check_ex_10_3(got: Any, case: ex.Case) -> str | None:
 
 
 @ex.judged(
-    edges=[(t, s) for t, s in ((1, 16), (3, 0), (4, 16), (4, 1024), (3, 2048))],
+    edges=[(1, 16), (3, 0), (4, 16), (4, 1024), (3, 2048)],
     cases=6,
     tiles=range(2, 7),
     shift=range(0, 3200, 16),
@@ -224,5 +251,7 @@ def check_ex_10_4(got: Any, case: ex.Case) -> str | None:
     if wrong := chapter03_04.wrong_run(got, chip, {"x": x, "b": b}, what, expected, name="x"):
         return wrong
     moved = sum(sim.simulate(got, chip).path_bytes.values())
-    other = f"expected {6 * count} bytes moved, three copies of each tile, it moves {moved}"
-    return other if moved != 6 * count else None
+    expected_bytes = 3 * 2 * count  # x and b are loaded, x is stored, in fp16
+    if moved != expected_bytes:
+        return f"expected {expected_bytes} bytes moved, three copies of each tile, it moves {moved}"
+    return None

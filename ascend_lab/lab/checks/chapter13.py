@@ -1,4 +1,8 @@
-"""Checks of chapter 13: a rule of a verifier, a Gemm as nodes, a cut of a graph, an importer."""
+"""Checks of chapter 13: a rule of a verifier, a Gemm as nodes, a cut of a graph, an importer.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "which has a gemm in it; use matmul, muls and add".
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,15 +21,17 @@ DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 def _chain(length: int, rng: np.random.Generator | None = None) -> Graph:
     """Return a sound graph of additions: each node reads the one before, and an earlier tensor."""
     net = GraphBuilder("chain")
-    there = [net.input("x", (4,)), net.fill((4,), 1.0, "w")]
+    tensors = [net.input("x", (4,)), net.fill((4,), 1.0, "w")]
     for i in range(length):
-        other = there[int(rng.integers(len(there)))] if rng is not None else there[1]
-        there.append(net.add(there[-1] if i else there[0], other, name=f"n{i}"))
-    net.output(there[-1])
+        previous = tensors[-1] if i else tensors[0]
+        earlier = tensors[int(rng.integers(len(tensors)))] if rng is not None else tensors[1]
+        tensors.append(net.add(previous, earlier, name=f"n{i}"))
+    net.output(tensors[-1])
     return net.build()
 
 
-def _answer_13_1(graph: Graph) -> str | None:
+def _first_too_early(graph: Graph) -> str | None:
+    """Return the name of the first node that reads a tensor before it is written, or None."""
     ready = {*graph.inputs, *graph.constants}
     for node in graph.nodes:
         if not ready.issuperset(node.inputs):
@@ -42,17 +48,26 @@ def _split_chain() -> Graph:
     return net.build()
 
 
-SOUND_1 = _chain(5)
-SPLIT_1 = _split_chain()
-ONE_1, TWO_1, THREE_1, *REST_1 = SOUND_1.nodes
-OWN_1 = replace(THREE_1, inputs=(*THREE_1.inputs[:1], THREE_1.output))
-LOST_1 = replace(REST_1[-1], name="late", inputs=("nobody", "w"))  # it still writes n4
-SWAPPED_1 = replace(SOUND_1, nodes=(TWO_1, ONE_1, THREE_1, *REST_1))
-NOBODY_1 = replace(SOUND_1, nodes=(*SOUND_1.nodes[:-1], LOST_1))
-ITSELF_1 = replace(SOUND_1, nodes=(ONE_1, TWO_1, OWN_1, *REST_1))
+SOUND = _chain(5)
+SPLIT = _split_chain()
+N0, N1, N2, N3, N4 = SOUND.nodes
+SWAPPED = replace(SOUND, nodes=(N1, N0, N2, N3, N4))
+N4_OF_NOBODY = replace(N4, name="late", inputs=("nobody", "w"))  # it still writes n4
+READS_NOBODY = replace(SOUND, nodes=(N0, N1, N2, N3, N4_OF_NOBODY))
+N2_OF_ITSELF = replace(N2, inputs=(N2.inputs[0], N2.output))
+READS_ITSELF = replace(SOUND, nodes=(N0, N1, N2_OF_ITSELF, N3, N4))
 
 
-@ex.against(_answer_13_1, edges=[(SOUND_1,), (SWAPPED_1,), (NOBODY_1,), (SPLIT_1,), (ITSELF_1,)])
+@ex.against(
+    _first_too_early,
+    edges=[
+        (SOUND,),
+        (SWAPPED,),
+        (READS_NOBODY,),
+        (SPLIT,),
+        (READS_ITSELF,),
+    ],
+)
 def check_ex_13_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
     graph = _chain(int(rng.integers(2, 9)), rng)
@@ -63,36 +78,42 @@ def check_ex_13_1(rng: ex.Rng) -> ex.Case:
     return {"graph": replace(graph, nodes=tuple(nodes))}
 
 
-def _building(fn: Any) -> Any:
+def _with_builder(fn: Any) -> Any:
+    """Return a function that builds the graph of a Gemm with `fn`; a, b and c are shapes."""
+
     def build(a: Any, b: Any, c: Any, attributes: dict[str, Any]) -> Graph:
         net = GraphBuilder("gemm")
-        given = [net.input(n, s) for n, s in zip("abc", (a, b, c), strict=True) if s is not None]
-        net.output(fn(net, *given, *([None] if c is None else []), dict(attributes)))
+        tensor_a = net.input("a", a)
+        tensor_b = net.input("b", b)
+        tensor_c = None if c is None else net.input("c", c)
+        net.output(fn(net, tensor_a, tensor_b, tensor_c, dict(attributes)))
         return net.build()
 
     return build
 
 
-def _judge_13_3(got: Graph, case: ex.Case) -> str | None:
+def _judge_gemm(got: Graph, case: ex.Case) -> str | None:
+    """Judge the graph of a Gemm: no gemm in it, and its values."""
     if "gemm" in [node.op for node in got.nodes]:
         return "which has a gemm in it; use matmul, muls and add"
-    given = random_inputs(got, 13)
-    full = {**DEFAULTS, **case["attributes"]}
-    (found,) = evaluate(got, given).values()
-    a = given["a"].T if full["transA"] else given["a"]
-    b = given["b"].T if full["transB"] else given["b"]
-    expected = full["alpha"] * (a.astype(np.float64) @ b)
-    expected = expected + full["beta"] * given["c"] if "c" in given else expected
-    if found.shape != expected.shape:
-        return f"of shape {found.shape}, expected {expected.shape}"
-    if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
-        shown = [ex.show(values.ravel()[:3]) for values in (found, expected)]
-        return f"which computes {shown[0]}, expected {shown[1]}"
+    inputs = random_inputs(got, 13)
+    attributes = {**DEFAULTS, **case["attributes"]}
+    (values,) = evaluate(got, inputs).values()
+    a = inputs["a"].T if attributes["transA"] else inputs["a"]
+    b = inputs["b"].T if attributes["transB"] else inputs["b"]
+    expected = attributes["alpha"] * (a.astype(np.float64) @ b)
+    if "c" in inputs:
+        expected = expected + attributes["beta"] * inputs["c"]
+    if values.shape != expected.shape:
+        return f"of shape {values.shape}, expected {expected.shape}"
+    if not np.allclose(values, expected, rtol=1e-5, atol=1e-5):
+        first = ex.show(values.ravel()[:3])
+        return f"which computes {first}, expected {ex.show(expected.ravel()[:3])}"
     return None
 
 
 @ex.judged(
-    _judge_13_3,
+    _judge_gemm,
     edges=[
         ((2, 3), (3, 4), (4,), {}),
         ((2, 3), (3, 4), None, {}),
@@ -101,36 +122,41 @@ def _judge_13_3(got: Graph, case: ex.Case) -> str | None:
         ((2, 3), (3, 4), (4,), DEFAULTS),  # stated, and yet nothing is transposed
     ],
     cases=20,
-    wrap=_building,
+    wrap=_with_builder,
 )
 def check_ex_13_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(net, a, b, c, attributes)`: a Gemm of ONNX from nodes that are no `gemm`."""
     m, k, n = (int(s) for s in rng.integers(2, 6, 3))
     options = {"alpha": 0.25, "beta": 2.0, "transA": 1, "transB": 1}
-    said = {key: value for key, value in options.items() if rng.random() < 0.5}
+    attributes = {key: value for key, value in options.items() if rng.random() < 0.5}
     forms: tuple[Any, ...] = (None, (n,), (m, n), (1, n), (m, 1))
     return {
-        "a": (k, m) if "transA" in said else (m, k),
-        "b": (n, k) if "transB" in said else (k, n),
+        "a": (k, m) if "transA" in attributes else (m, k),
+        "b": (n, k) if "transB" in attributes else (k, n),
         "c": forms[int(rng.integers(len(forms)))],
-        "attributes": said,
+        "attributes": attributes,
     }
 
 
-def _judge_13_4(got: Any, case: ex.Case) -> str | None:
+def _judge_cut(got: Any, case: ex.Case) -> str | None:
+    """Judge a cut between two devices by the slowest of both parts and the copy."""
     times, over, rate, wait = case.values()
     if not isinstance(got, int | np.integer) or not 0 < got < len(times):
         return f"expected a position from 1 to {len(times) - 1}"
-    cuts = range(1, len(times))
-    found = {at: max(sum(times[:at]), wait + over[at] / rate, sum(times[at:])) for at in cuts}
-    own = found[int(got)]
-    best = min(cuts, key=lambda at: found[at])
-    slow = f"an image every {own:.4g} s; a cut at {best} gives one every {found[best]:.4g} s"
-    return slow if own > found[best] * (1 + 1e-9) else None
+    periods_s = dict[int, float]()
+    for cut in range(1, len(times)):
+        copy_s = wait + over[cut] / rate
+        periods_s[cut] = max(sum(times[:cut]), copy_s, sum(times[cut:]))
+    period_s = periods_s[int(got)]
+    best = min(periods_s, key=lambda cut: periods_s[cut])
+    if period_s > periods_s[best] * (1 + 1e-9):
+        best_s = periods_s[best]
+        return f"an image every {period_s:.4g} s; a cut at {best} gives one every {best_s:.4g} s"
+    return None
 
 
 @ex.judged(
-    _judge_13_4,
+    _judge_cut,
     edges=[
         ([1.0, 1.0], [8, 8], 8.0, 0.0),
         ([1.0, 1.0], [1, 100], 1.0, 0.0),

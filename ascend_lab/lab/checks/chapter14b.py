@@ -18,7 +18,7 @@ UNREAD: Readers = {"a": ["c"], "b": [], "c": ["d"], "d": []}
 
 
 def fits(group: Sequence[str], readers: Readers, outputs: Sequence[str]) -> bool:
-    """Tell whether only the result of the group's last node is read outside or is an output."""
+    """Return whether only the result of the group's last node is read outside or is an output."""
     return all(
         name not in outputs and all(reader in group for reader in readers[name])
         for name in group[:-1]
@@ -154,12 +154,12 @@ JOINS = ("add", "mul", "sub")
 
 def misgrouped(graph: Graph, groups: Sequence[Sequence[str]]) -> str | None:
     """Return what is wrong with groups of nodes that are to be one kernel each, or None."""
-    seen: set[str] = set()
+    grouped: set[str] = set()
     for group in map(set, groups):
         nodes = [n for n in graph.nodes if n.name in group]
-        if len(nodes) != len(group) or group & seen:
+        if len(nodes) != len(group) or group & grouped:
             return "expected names of nodes, each once"
-        seen |= group
+        grouped |= group
         for node in nodes:
             inside = group.intersection(node.inputs)
             others = [n.op for n in nodes if n != node]
@@ -172,13 +172,24 @@ def misgrouped(graph: Graph, groups: Sequence[Sequence[str]]) -> str | None:
 
 
 def _judge_groups(got: Any, case: ex.Case) -> str | None:
+    """Judge groups of nodes: each may be one kernel, and there are as few kernels as ours.
+
+    The text returned ends the sentence "your function returned ..., ".
+    """
     graph = network(case["network"])
     if wrong := misgrouped(graph, got):
         return wrong
     ours = fusion.automatic_groups(graph, ())
-    made, enough = (sum(len(g) - 1 for g in groups if g) for groups in (got, ours))
-    more = f"{len(graph.nodes) - made} kernels; {len(graph.nodes) - enough} are possible"
-    return more if made < enough else None
+    kernels = _kernel_count(graph, got)
+    our_kernels = _kernel_count(graph, ours)
+    if kernels > our_kernels:
+        return f"{kernels} kernels; {our_kernels} are possible"
+    return None
+
+
+def _kernel_count(graph: Graph, groups: Sequence[Sequence[object]]) -> int:
+    """Return the kernels of a graph: one for each group, one for each node in no group."""
+    return len(graph.nodes) - sum(len(group) - 1 for group in groups if group)
 
 
 DIAMONDS = (
@@ -199,15 +210,16 @@ DIAMONDS = (
 def check_ex_14b_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: groups of names of nodes, one kernel each, as few kernels as ours."""
     names = ["x"]
-    parts = []
+    node_texts = []
     for i in range(int(rng.integers(3, 11))):
-        one, two = (names[-4:][int(k)] for k in rng.integers(0, len(names[-4:]), 2))
-        kind = rng.random()
-        ops = ("conv",) if kind < 0.25 else ELEMENTWISE if kind < 0.65 else JOINS
-        op = ops[rng.integers(len(ops))]  # of one nothing is drawn
-        parts.append(f"n{i}={op}({one},{two})" if ops is JOINS else f"n{i}={op}({one})")
+        first, second = (names[-4:][int(k)] for k in rng.integers(0, len(names[-4:]), 2))
+        share = rng.random()
+        ops = ("conv",) if share < 0.25 else ELEMENTWISE if share < 0.65 else JOINS
+        op = ops[rng.integers(len(ops))]
+        operands = f"{first},{second}" if ops is JOINS else first
+        node_texts.append(f"n{i}={op}({operands})")
         names.append(f"n{i}")
-    body = " ".join(parts)
+    body = " ".join(node_texts)
     ends = [n for n in names[1:] if not re.search(rf"[(,]{n}[,)]", body)]
     if rng.random() < 0.3:
         ends.append(names[int(rng.integers(1, len(names)))])

@@ -169,7 +169,8 @@ def best_time(times: Times, tiles: int, slots: int, trip: int) -> int:
     return min(time for time in found if time is not None)
 
 
-def _judge_16a_4(got: Any, case: ex.Case) -> str | None:
+def _judge_orders(got: Any, case: ex.Case) -> str | None:
+    """Judge the orders of two cores' jobs: complete, and nearly as quick as ours."""
     (times, tiles, slots, trip) = case.values()
     cube, vector = ([(str(stage), int(tile)) for stage, tile in order] for order in got)
     for name, order, stages in (("cube", cube, CUBE_STAGES), ("vector", vector, VECTOR_STAGES)):
@@ -196,7 +197,7 @@ EQUAL = {"QK": 100, "P": 100, "PV": 100, "GU": 100}
 
 
 @ex.judged(
-    _judge_16a_4,
+    _judge_orders,
     edges=[(EQUAL, 16, 8, 50), (EQUAL, 16, 1, 50), (EQUAL, 1, 4, 0), (EQUAL, 12, 4, 0)],
 )
 def check_ex_16a_4(rng: ex.Rng) -> ex.Case:

@@ -1,4 +1,13 @@
-"""Checks of chapters 17 and 18: compression, and pictures on their way in."""
+"""Checks of chapters 17 and 18.
+
+17: scale and offset, a layer of whole numbers, where to cut a range, the slope of a step, a choice
+of formats within a budget.
+18: a colour conversion, a pixel of an NV12 frame, cards for a rate, weights of a first layer, cards
+for a limit of latency.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "of 14 bytes, but 10 are enough".
+"""
 
 import itertools
 import math
@@ -11,12 +20,13 @@ from ascend_lab.deploy.compress.learned_rounding import lsq_slopes
 from ascend_lab.deploy.media import STANDARDS, csc_of
 from ascend_lab.lab.checks import core as ex
 
+# -- chapter 17 ------------------------------------------------------------------------------------
 Options = Sequence[Sequence[tuple[int, int]]]
 """For each layer what it can be: (bytes, harm)."""
 
 
 def scale_and_offset(low: float, high: float, bits: int) -> tuple[float, int]:
-    """Return scale and offset that hold low to high, zero exactly."""
+    """Return scale and offset of whole numbers that stand for low to high, and exactly for 0."""
     low = min(low, 0.0)
     high = max(high, 0.0)
     if low == high:
@@ -84,7 +94,8 @@ def squared_error(values: Sequence[float], end: float, bits: int) -> float:
     return float(np.mean((np.rint(np.clip(x, -end, end) / step) * step - x) ** 2))
 
 
-def _judge_17_3(got: Any, case: ex.Case) -> str | None:
+def _judge_cut(got: Any, case: ex.Case) -> str | None:
+    """Judge the largest number kept by the error that rounding then makes."""
     values = case["values"]
     bits = case["bits"]
     most = float(np.max(np.abs(values)))
@@ -103,7 +114,7 @@ def _judge_17_3(got: Any, case: ex.Case) -> str | None:
 _FAR_OUT = {"values": [1.0, -1.0] * 50 + [10.0], "bits": 3}
 
 
-@ex.judged(_judge_17_3, edges=[_FAR_OUT], cases=12)
+@ex.judged(_judge_cut, edges=[_FAR_OUT], cases=12)
 def check_ex_17_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(values, bits)`: where to cut, at least as good as all hundredths of the largest."""
     values = rng.normal(size=int(rng.integers(50, 400))) * rng.choice([1, 1, 1, 6])
@@ -115,8 +126,9 @@ def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> f
     """Return the slope of the loss with respect to the step, before any division."""
     values = np.asarray(x, float)
     slopes = np.asarray(g, float)
-    found = lsq_slopes(values, np.array(s), slopes, bits)[1]
-    return float(found * np.sqrt(len(values) * (2 ** (bits - 1) - 1)))
+    scaled_slope = lsq_slopes(values, np.array(s), slopes, bits)[1]
+    # LSQ divides the slope by the root of the count times the largest whole number.
+    return float(scaled_slope * np.sqrt(len(values) * (2 ** (bits - 1) - 1)))
 
 
 @ex.against(
@@ -142,7 +154,8 @@ def fewest_bytes(options: Options, budget: int) -> int | None:
     return min((size for size, harm in sums if harm <= budget), default=None)
 
 
-def _judge_17_5(got: Any, case: ex.Case) -> str | None:
+def _judge_choice(got: Any, case: ex.Case) -> str | None:
+    """Judge an option for each layer: harm within the budget, and the fewest bytes."""
     options = case["options"]
     budget = case["budget"]
     best = case["best"]
@@ -161,7 +174,7 @@ def _judge_17_5(got: Any, case: ex.Case) -> str | None:
 
 
 @ex.judged(
-    _judge_17_5,
+    _judge_choice,
     edges=[
         ([[(8, 0), (4, 3)], [(8, 0), (2, 3)]], 3, 10),
         # saving most for each harm takes the second layer first, and then nothing else fits
@@ -189,6 +202,7 @@ def check_ex_17_5(rng: ex.Rng) -> ex.Case:
     return {"options": options, "budget": budget, "best": fewest_bytes(options, budget)}
 
 
+# -- chapter 18 ------------------------------------------------------------------------------------
 Values = np.ndarray
 Stations = Sequence[tuple[int, float]]
 """(servers, seconds of a server for a picture), in the order in which a picture passes them."""
@@ -203,8 +217,9 @@ def colour(pixel: Sequence[int], rows: Sequence[Sequence[int]], bias: Sequence[i
 
 def nv12_pixel(frame: Sequence[int], width: int, height: int, x: int, y: int) -> list[int]:
     """Return Y, U and V of a pixel of a flat NV12 frame."""
-    pair = width * height + y // 2 * width + x // 2 * 2
-    return [frame[y * width + x], frame[pair], frame[pair + 1]]
+    # After all Y there are rows of U, V, U, V ...: one pair for each 2 x 2 pixels.
+    uv_index = width * height + y // 2 * width + x // 2 * 2
+    return [frame[y * width + x], frame[uv_index], frame[uv_index + 1]]
 
 
 def cards(stations: Stations, rate: float) -> int:
@@ -215,12 +230,12 @@ def cards(stations: Stations, rate: float) -> int:
 def four_taps(weights: Values) -> Values:
     """Return weights (k, c, r, s) as (k, 16, r, ceil(s / 4)): lane 4 d + c is column 4 q + d."""
     k, c, rows, columns = weights.shape
-    turns = -(-columns // 4)
-    found = np.zeros((k, 16, rows, turns), weights.dtype)
-    for q, d in itertools.product(range(turns), range(4)):
+    quads = -(-columns // 4)
+    folded = np.zeros((k, 16, rows, quads), weights.dtype)
+    for q, d in itertools.product(range(quads), range(4)):
         if 4 * q + d < columns:
-            found[:, 4 * d : 4 * d + c, :, q] = weights[:, :, :, 4 * q + d]
-    return found
+            folded[:, 4 * d : 4 * d + c, :, q] = weights[:, :, :, 4 * q + d]
+    return folded
 
 
 _NARROW = csc_of("601 narrow", "RGB")

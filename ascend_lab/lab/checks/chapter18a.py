@@ -1,4 +1,8 @@
-"""Checks of chapter 18a: what a placement costs, the best one, and streams of frames."""
+"""Checks of chapter 18a: what a placement costs, the best one, and streams of frames.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "which costs 3.000, expected 2.000".
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -16,8 +20,9 @@ MAX_OPERATORS = 12
 # -- 18a.1: what a placement costs -----------------------------------------------------------------
 def placed_cost(times: Times, edges: Sequence[Edge], places: Sequence[int]) -> float:
     """Return what a placement costs: each operator on its side, and the copies between."""
-    works = sum(pair[place] for pair, place in zip(times, places, strict=True))
-    return works + sum(cost for i, j, cost in edges if places[i] != places[j])
+    operator_times = sum(pair[place] for pair, place in zip(times, places, strict=True))
+    copy_times = sum(cost for i, j, cost in edges if places[i] != places[j])
+    return operator_times + copy_times
 
 
 def _drawn(rng: ex.Rng, most: int) -> ex.Case:
@@ -118,11 +123,12 @@ def check_ex_18a_3(rng: ex.Rng) -> ex.Case:
 # -- 18a.4: the best placement ---------------------------------------------------------------------
 def best_cost(times: Times, edges: Sequence[Edge]) -> float:
     """Return the least cost of all placements on two sides, by trying every one."""
-    every = itertools.product((0, 1), repeat=len(times))
-    return min(placed_cost(times, edges, places) for places in every)
+    placements = itertools.product((0, 1), repeat=len(times))
+    return min(placed_cost(times, edges, places) for places in placements)
 
 
-def _judge_18a_4(got: Any, case: ex.Case) -> str | None:
+def _judge_placement(got: Any, case: ex.Case) -> str | None:
+    """Judge a side for each operator by what the placement costs."""
     times = case["times"]
     edges = case["edges"]
     try:
@@ -159,7 +165,9 @@ _TWO_GROUPS = {
 _ALONE = {"times": [(3.0, 1.0)], "edges": []}
 
 
-@ex.judged(_judge_18a_4, edges=[_SWITCH, _TWICE, _BACK, _TOGETHER, _TWO_GROUPS, _ALONE], cases=20)
+@ex.judged(
+    _judge_placement, edges=[_SWITCH, _TWICE, _BACK, _TOGETHER, _TWO_GROUPS, _ALONE], cases=20
+)
 def check_ex_18a_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, edges)`: the side, 0 or 1, of each operator, at the least cost."""
     return _drawn(rng, MAX_OPERATORS)

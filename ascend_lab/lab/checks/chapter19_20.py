@@ -2,6 +2,9 @@
 
 19: minimum-time backup, a pruning rule that is safe, a tree search.
 20: repair, a crossover of legal tilings, a search that beats random.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "expected some schedules to stay".
 """
 
 import itertools
@@ -23,6 +26,7 @@ from ascend_lab.lab.tuning import SimpleGenetic
 from ascend_lab.machine import chip
 from ascend_lab.operators import dsl, kernels
 
+# -- 19.2 and 19.3: a search tree, and a pruning rule ----------------------------------------------
 SHAPES = ((3, 200), (12, 512), (5, 96), (2, 600), (9, 80))
 """Sizes of elementwise operators whose spaces the pruning rule is proved on."""
 REMOVED = 0.75
@@ -32,20 +36,37 @@ Tree = dict[Point, tuple[int, float]]
 
 
 def _backed_up(tree: Tree, point: Point, cost: float) -> Tree:
-    grown = dict(tree)
+    """Return the tree after a trial: each prefix of the point has one more visit."""
+    updated = dict(tree)
     for depth in range(len(point) + 1):
-        visits, best = grown.get(point[:depth], (0, math.inf))
-        grown[point[:depth]] = (visits + 1, min(best, cost))
-    return grown
+        prefix = point[:depth]
+        visits, least = updated.get(prefix, (0, math.inf))
+        updated[prefix] = (visits + 1, min(least, cost))
+    return updated
+
+
+@ex.against(
+    _backed_up, edges=[({}, ("A", 1), 9.0), ({(): (1, 5.0), ("A",): (1, 5.0)}, ("A",), 7.0)]
+)
+def check_ex_19_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum."""
+
+    def point() -> Point:
+        return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
+
+    tree: Tree = {}
+    for _ in range(int(rng.integers(1, 6))):
+        tree = _backed_up(tree, point(), float(rng.integers(10, 99)))
+    return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
 
 
 def pruned(space: Space, keep: Any) -> list[Point]:
-    """Return the points that a rule leaves; values it makes up are no options and stay out."""
+    """Return the points whose values a rule keeps; values that are no options are ignored."""
     points: list[Point] = [()]
     for name in space.names:
         options = {prefix: space.options(prefix) for prefix in points}
-        left = {prefix: tuple(keep(name, values)) for prefix, values in options.items()}
-        points = [(*p, value) for p in points for value in options[p] if value in left[p]]
+        allowed = {prefix: tuple(keep(name, values)) for prefix, values in options.items()}
+        points = [(*p, value) for p in points for value in options[p] if value in allowed[p]]
     return points
 
 
@@ -58,13 +79,14 @@ def small_space(shape: tuple[int, int]) -> tuple[Space, dict[Point, float]]:
     return space, {point: measure(point) for point in space.points()}
 
 
-def _kept(fn: Any) -> Any:
+def _with_pruning(fn: Any) -> Any:
+    """Return a function that prunes the space of a shape by the rule `fn`."""
     for shape in SHAPES:
-        small_space(shape)  # kept here: what a check computes ends with it
+        small_space(shape)  # cached in this process: the check runs in one that ends with it
     return lambda shape: pruned(small_space(shape)[0], fn)
 
 
-@ex.judged(edges=[(shape,) for shape in SHAPES], cases=0, wrap=_kept, shape=SHAPES[:1])
+@ex.judged(edges=[(shape,) for shape in SHAPES], cases=0, wrap=_with_pruning, shape=SHAPES[:1])
 def check_ex_19_3(got: Sequence[Point], case: ex.Case) -> str | None:
     """Check `fn(name, options)`: the values of a decision worth keeping."""
     _, costs = small_space(case["shape"])
@@ -82,6 +104,7 @@ def check_ex_19_3(got: Sequence[Point], case: ex.Case) -> str | None:
 TREES = 60
 """Trees on which a search is judged in the mean; every other one is a trap."""
 ALLOWED = 1.2
+"""A search may need this many times the trials of ours to find the best leaf, in the mean."""
 FINE = (100, 101)
 POOR = (130, 170)
 BEST = (55, 70)
@@ -90,9 +113,12 @@ BEST = (55, 70)
 
 def _leaves(rng: np.random.Generator) -> dict[Point, float]:
     """Return the costs of 125 leaves, three answers of five deep; the first decides most."""
-    own = [scale * rng.random(5) for scale in (100, 40, 15)]
-    points = itertools.product(range(5), repeat=3)
-    return {p: float(sum(s[v] for s, v in zip(own, p, strict=True)) + rng.random()) for p in points}
+    answer_costs = [scale * rng.random(5) for scale in (100, 40, 15)]
+    leaves = {}
+    for point in itertools.product(range(5), repeat=3):
+        cost = sum(costs[answer] for costs, answer in zip(answer_costs, point, strict=True))
+        leaves[point] = float(cost + rng.random())
+    return leaves
 
 
 def _trap(rng: np.random.Generator) -> dict[Point, float]:
@@ -101,21 +127,27 @@ def _trap(rng: np.random.Generator) -> dict[Point, float]:
     A search that goes where it was best so far tries all 25 leaves of the fine way first.
     """
     fine, hidden = rng.permutation(5)[:2]
-    lane = int(rng.integers(5))
+    hidden_answer = int(rng.integers(5))
     costs = {}
     for point in itertools.product(range(5), repeat=3):
         way, answer, _ = point
-        around = FINE if way == fine else BEST if (way, answer) == (hidden, lane) else POOR
-        costs[point] = float(rng.uniform(*around))
+        if way == fine:
+            cost_range = FINE
+        elif (way, answer) == (hidden, hidden_answer):
+            cost_range = BEST
+        else:
+            cost_range = POOR
+        costs[point] = float(rng.uniform(*cost_range))
     return costs
 
 
 def _trees(rng: np.random.Generator) -> list[dict[Point, float]]:
-    return [(_trap if at % 2 else _leaves)(rng) for at in range(TREES)]
+    """Return trees as dicts from leaf to cost, ordinary ones and traps in turn."""
+    return [_trap(rng) if i % 2 else _leaves(rng) for i in range(TREES)]
 
 
 def _proposed(search: Any, costs: dict[Point, float], seed: int) -> list[Point]:
-    """Return the points that a search proposes, until it ends; one more than there are, at most."""
+    """Return the points that a search proposes until it ends, or until there are too many."""
     space = TableSpace(tuple("abc"), [list(column) for column in zip(*costs, strict=True)])
     steps = search(space, np.random.default_rng(seed))
     points = list[Point]()
@@ -130,20 +162,25 @@ def _proposed(search: Any, costs: dict[Point, float], seed: int) -> list[Point]:
 
 def _found_at(runs: Sequence[list[Point]], trees: Sequence[dict[Point, float]]) -> float:
     """Return the mean number of the trial that finds the best leaf."""
-    best = [min(costs, key=costs.__getitem__) for costs in trees]
-    return float(np.mean([run.index(one) + 1 for run, one in zip(runs, best, strict=True)]))
+    trials = []
+    for run, costs in zip(runs, trees, strict=True):
+        best_leaf = min(costs, key=costs.__getitem__)
+        trials.append(run.index(best_leaf) + 1)
+    return float(np.mean(trials))
 
 
 @cache
 def _ours_at(trees: tuple[tuple[tuple[Point, float], ...], ...]) -> float:
+    """Return the mean trial at which our search finds the best leaf."""
     search = Mcts(batch=1, completions=1)
-    costs = [dict(tree) for tree in trees]
-    return _found_at([_proposed(search, one, at) for at, one in enumerate(costs)], costs)
+    tree_costs = [dict(tree) for tree in trees]
+    runs = [_proposed(search, costs, seed) for seed, costs in enumerate(tree_costs)]
+    return _found_at(runs, tree_costs)
 
 
 @ex.judged(
     cases=1,
-    wrap=lambda fn: lambda trees: [_proposed(fn, costs, at) for at, costs in enumerate(trees)],
+    wrap=lambda fn: lambda trees: [_proposed(fn, costs, seed) for seed, costs in enumerate(trees)],
     trees=_trees,
 )
 def check_ex_19_5(got: Any, case: ex.Case) -> str | None:
@@ -189,24 +226,30 @@ def _space(rng: np.random.Generator) -> TableSpace:
 
 
 def _judge_child(got: Any, case: ex.Case) -> str | None:
+    """Judge a child: each decision that of the parent named by a coin, if it is legal."""
     pairs = zip(case["mother"], case["father"], case["coins"], strict=True)
     return _follows(got, case["tilings"], [(a, b) if coin else (b, a) for a, b, coin in pairs])
 
 
 def _follows(got: Any, space: Space, wishes: Sequence[tuple[int, ...]]) -> str | None:
-    """Say where a point leaves its wishes, first one before second, nearest one else."""
+    """Return where a point does not follow its wishes, or None.
+
+    A decision is the first of its wishes that is legal, else the legal value closest in ratio to
+    the first wish.
+    """
     if not isinstance(got, tuple) or len(got) != len(wishes):
         return f"expected a tuple of {len(wishes)} values"
-    for at, wish in enumerate(wishes):
-        options = space.options(got[:at])
-        if got[at] not in options:
-            return f"expected decision {at} among {options}: {got[at]} is not legal there"
-        kept = next((value for value in wish if value in options), None)
-        if kept is not None and got[at] != kept:
-            return f"expected decision {at} to be {kept}, which is legal there"
-        nearest = min(abs(math.log(v / wish[0])) for v in options)
-        if kept is None and abs(math.log(got[at] / wish[0])) > nearest + 1e-12:
-            return f"expected decision {at} among {options} as close to {wish[0]} as can be"
+    for decision, wish in enumerate(wishes):
+        options = space.options(got[:decision])
+        value = got[decision]
+        if value not in options:
+            return f"expected decision {decision} among {options}: {value} is not legal there"
+        legal_wish = next((wished for wished in wish if wished in options), None)
+        if legal_wish is not None and value != legal_wish:
+            return f"expected decision {decision} to be {legal_wish}, which is legal there"
+        least_ratio = min(abs(math.log(option / wish[0])) for option in options)
+        if legal_wish is None and abs(math.log(value / wish[0])) > least_ratio + 1e-12:
+            return f"expected decision {decision} among {options} as close to {wish[0]} as can be"
     return None
 
 
@@ -246,7 +289,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 class _NoSearchError(Exception):
-    """What a search gave that is no batch of points; says what was expected."""
+    """A search gave something that is no batch of points; the text says what was expected."""
 
 
 def _watched(fn: Any) -> Search:
@@ -276,7 +319,7 @@ def _watched(fn: Any) -> Search:
 def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(tilings, rng, start)`: a search that ends below random order over 30 seeds."""
     seeds = [1000 * seed + i for i in range(SEEDS)]
-    product_costs()  # kept here: what a check computes ends with it
+    product_costs()  # cached in this process: the check runs in one that ends with it
 
     def run(tell: wall.Tell) -> wall.Verdict:
         def watched() -> Search:
@@ -300,21 +343,6 @@ def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
         return not behind, said + (", but above those of our search" if behind else ""), SEEDS
 
     return ex.check_behind_wall("ex_20_3", fn, run, seed)
-
-
-@ex.against(
-    _backed_up, edges=[({}, ("A", 1), 9.0), ({(): (1, 5.0), ("A",): (1, 5.0)}, ("A",), 7.0)]
-)
-def check_ex_19_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum."""
-
-    def point() -> Point:
-        return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
-
-    tree: Tree = {}
-    for _ in range(int(rng.integers(1, 6))):
-        tree = _backed_up(tree, point(), float(rng.integers(10, 99)))
-    return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
 
 
 @ex.judged(

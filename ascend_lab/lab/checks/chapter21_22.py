@@ -2,6 +2,9 @@
 
 21: number of slices, rows of a halo, the cheapest chain, beating the tuner.
 22: a crossover, an all-reduce in few rounds, chunks of a chain, two levels.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "expected a list of regions".
 """
 
 import math
@@ -27,7 +30,10 @@ EYES_CHIP = "Ascend310P3"
 
 
 def least_slices(rows: int, halo: int, row_bytes: int, weights: int, capacity: int) -> int:
-    """Return the number of slices by trying all."""
+    """Return the fewest slices with which weights and rows fit `capacity`, 0 if none do.
+
+    A slice has its share of the rows and `halo` rows more, which its windows reach into.
+    """
     for n in range(1, rows + 1):
         if weights + min(rows, -(-rows // n) + halo) * row_bytes <= capacity:
             return n
@@ -36,10 +42,10 @@ def least_slices(rows: int, halo: int, row_bytes: int, weights: int, capacity: i
 
 def chain_rows(layers: Sequence[tuple[int, int]], rows: int) -> list[int]:
     """Return the rows each tensor of a chain needs, the input first."""
-    found = [rows]
+    needed_rows = [rows]
     for window, stride in reversed(layers):
-        found.insert(0, (found[0] - 1) * stride + window)
-    return found
+        needed_rows.insert(0, (needed_rows[0] - 1) * stride + window)
+    return needed_rows
 
 
 def every_chain(count: int) -> Iterator[tuple[int, ...]]:
@@ -86,13 +92,16 @@ def _opponent() -> tuple[Graph, float]:
     return graph, FASTER * plan_time(graph, plan, chip)
 
 
-def _beside_opponent(fn: Any) -> Any:
-    """Return the answer; its opponent is timed now, as what is computed behind the wall is lost."""
+def _after_opponent(fn: Any) -> Any:
+    """Return the answer itself, after its opponent was timed and cached in this process.
+
+    The check runs in a process of its own, whose cache ends with it.
+    """
     _opponent()
     return fn
 
 
-@ex.judged(cases=1, wrap=_beside_opponent)
+@ex.judged(cases=1, wrap=_after_opponent)
 def check_ex_21_4(got: Any, case: ex.Case) -> str | None:
     """Check `fn()`: regions under which the chapter's network beats the tuner's plan."""
     graph, limit_s = _opponent()
@@ -102,14 +111,18 @@ def check_ex_21_4(got: Any, case: ex.Case) -> str | None:
         time_s = plan_time(graph, SlicePlan(tuple(got)), load_chip(EYES_CHIP))
     except errors.AscendLabError as error:
         return f"expected regions that can be sliced: {error}"
-    told = f"{time_s * 1e6:.1f} µs, expected less than {limit_s * 1e6:.1f}"
-    return None if time_s < limit_s else f"which take {told}"
+    if time_s < limit_s:
+        return None
+    return f"which take {time_s * 1e6:.1f} µs, expected less than {limit_s * 1e6:.1f}"
 
 
 @ex.against(
     least_slices,
     edges=[
-        *((16, 0, 10, 0, 160), (16, 4, 10, 0, 159), (7, 0, 10, 5, 45), (8, 4, 10, 0, 40)),
+        (16, 0, 10, 0, 160),
+        (16, 4, 10, 0, 159),
+        (7, 0, 10, 5, 45),
+        (8, 4, 10, 0, 40),
         (8, 0, 10, 5, 10),
     ],
 )
@@ -118,8 +131,8 @@ def check_ex_21_1(rng: ex.Rng) -> ex.Case:
     rows = int(rng.integers(1, 60))
     row_bytes = int(rng.integers(1, 50))
     weights = int(rng.integers(0, 200))
-    room = weights + int(rng.integers(0, 2 * rows * row_bytes))
-    sizes = {"row_bytes": row_bytes, "weights": weights, "capacity": room}
+    capacity = weights + int(rng.integers(0, 2 * rows * row_bytes))
+    sizes = {"row_bytes": row_bytes, "weights": weights, "capacity": capacity}
     return {"rows": rows, "halo": int(rng.integers(0, 7)), **sizes}
 
 
@@ -144,19 +157,25 @@ def check_ex_21_3(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, list | tuple) or not set(every_chain(count)) & {tuple(got)}:
         return f"expected cut points from 0 to {count}, each larger than the one before"
     best = min(chain_cost(cuts, cost) for cuts in every_chain(count))
-    found = chain_cost(got, cost)
-    return None if found == best else f"which costs {found:g}, expected a chain that costs {best:g}"
+    got_cost = chain_cost(got, cost)
+    if got_cost != best:
+        return f"which costs {got_cost:g}, expected a chain that costs {best:g}"
+    return None
 
 
 # -- chapter 22 ------------------------------------------------------------------------------------
 def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float:
-    """Return n where 2 (p-1) a + 2 (p-1)/p n b = lg p (a + n b), infinity if there is none."""
+    """Return n where 2 (p-1) a + 2 (p-1)/p n b = lg p (a + n b), infinity if there is none.
+
+    On the left is a ring of p ranks, on the right lg p rounds that exchange all n bytes.
+    """
     steps = math.log2(ranks)
     saved = (steps - 2 * (ranks - 1) / ranks) * beta_s_per_byte
     return (2 * (ranks - 1) - steps) * alpha_s / saved if saved > 0 else math.inf
 
 
 def _round(step: Sequence[Any], adds: bool) -> Round:
+    """Return a round of messages (source, target, blocks)."""
     sources, targets, blocks = zip(*step, strict=True)
     return Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
 
@@ -198,16 +217,19 @@ def check_ex_22_2(got: Any, case: ex.Case) -> str | None:
 def chain_s(
     chunks: int, ranks: int, size_bytes: float, alpha_s: float, beta_s_per_byte: float
 ) -> float:
-    """Return the seconds of a broadcast along a chain."""
+    """Return the seconds of a broadcast along a chain: the last rank gets chunk after chunk.
+
+    The first chunk takes ranks - 1 steps, each of the others one more.
+    """
     return (ranks - 2 + chunks) * (alpha_s + size_bytes * beta_s_per_byte / chunks)
 
 
 def best_chunks(ranks: int, size_bytes: float, alpha_s: float, beta_s_per_byte: float) -> int:
     """Return the count of chunks of the least time, by search: the time falls, then rises."""
-    given = ranks, size_bytes, alpha_s, beta_s_per_byte
+    # The derivative of `chain_s` by the chunks is 0 here.
     guess = math.sqrt(max(ranks - 2, 0) * size_bytes * beta_s_per_byte / alpha_s)
-    near = range(max(1, int(guess) - 2), int(guess) + 4)
-    return min(near, key=lambda k: chain_s(k, *given))
+    candidates = range(max(1, int(guess) - 2), int(guess) + 4)
+    return min(candidates, key=lambda k: chain_s(k, ranks, size_bytes, alpha_s, beta_s_per_byte))
 
 
 def two_levels_s(
@@ -248,12 +270,12 @@ def check_ex_22_3(got: Any, case: ex.Case) -> str | None:
     return slow if time > least * (1 + 1e-9) else None
 
 
-EDGE_4 = {"size_bytes": 2**20, "inner": (1e-6, 1e-11), "outer": (1e-5, 1e-10)}
+MEGABYTE = {"size_bytes": 2**20, "inner": (1e-6, 1e-11), "outer": (1e-5, 1e-10)}
 
 
 @ex.against(
     two_levels_s,
-    edges=[{"servers": 1, "each": 8, **EDGE_4}, {"servers": 16, "each": 1, **EDGE_4}],
+    edges=[{"servers": 1, "each": 8, **MEGABYTE}, {"servers": 16, "each": 1, **MEGABYTE}],
     rel_tol=1e-9,
 )
 def check_ex_22_4(rng: ex.Rng) -> ex.Case:

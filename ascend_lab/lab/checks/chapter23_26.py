@@ -1,7 +1,11 @@
 """Checks of chapters 23 and 26.
 
-23: micro-batches, memory, traffic, a tensor pair, all plans, a schedule.
-26: waits, the batcher's decision, devices, who stays, a whole server.
+23: micro-batches, bytes of a model's state, bytes sent, two matrices split over ranks, all plans, a
+pipeline schedule.
+26: waits, the batcher's decision, devices, sequences that keep their blocks, a whole server.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "whose tasks wait for each other for ever".
 """
 
 import math
@@ -18,12 +22,17 @@ from ascend_lab.errors import ClusterError
 from ascend_lab.lab.checks import core as ex
 
 Values = np.ndarray
+
+# -- chapter 23 ------------------------------------------------------------------------------------
 Pass = tuple[Values, Values, Values, Values]
 """Output, and the slopes of input, first and second matrix."""
 
 
 def least_micro_batches(stages: int, bubble: float) -> int:
-    """Return the least m >= 1 with (P - 1) / (m + P - 1) <= bubble, by counting up."""
+    """Return the least m >= 1 with (P - 1) / (m + P - 1) <= bubble, P the stages.
+
+    It counts up from just below the solution of the equation, which may be off by a rounding.
+    """
     m = max(1, math.floor((stages - 1) * (1 / bubble - 1)) - 1)
     while bubble_share(stages, m) > bubble:
         m += 1
@@ -33,7 +42,13 @@ def least_micro_batches(stages: int, bubble: float) -> int:
 def sent_bytes(
     data: int, tensor: int, pipeline: int, layers: int, width: int, length: int, batch: int
 ) -> tuple[float, float, float]:
-    """Return the bytes the busiest device sends in a step along data, tensor, pipeline."""
+    """Return the bytes the busiest device sends in a step along data, tensor, pipeline.
+
+    Numbers have 2 bytes. Rings send 2 (n - 1) / n of their tensor: of the weights among `data`
+    devices, of the activations among `tensor` devices four times a layer. A middle stage of a
+    pipeline sends activations to both sides.
+    """
+    # A transformer layer has 12 width^2 weights: 4 width^2 of attention, 8 of its two matrices.
     weights_bytes = 2.0 * 12 * layers * width**2 / (tensor * pipeline)
     activation_bytes = 2.0 * batch / data * length * width
     return (
@@ -43,28 +58,30 @@ def sent_bytes(
     )
 
 
-def _judge_ranks(found: Any, ranks: int, wanted: Pass) -> str | None:
+def _judge_ranks(found: Any, ranks: int, expected: Pass) -> str | None:
+    """Judge four lists of arrays, one array a rank: a product of two matrices and its slopes."""
     try:
-        lists = [[np.asarray(one, float) for one in ranked] for ranked in found]
+        lists = [[np.asarray(array, float) for array in arrays] for arrays in found]
     except (TypeError, ValueError):
         return "expected four lists of arrays"
-    if [len(ranked) for ranked in lists] != [ranks] * 4:
+    if [len(arrays) for arrays in lists] != [ranks] * 4:
         return f"expected four lists of {ranks} arrays"
-    output, x, up, down = wanted
-    parts = (
+    output, x, up, down = expected
+    expected_lists = (
         ("output", [output] * ranks),
         ("slope of x", [x] * ranks),
         ("slope of its columns", np.split(up, ranks, 1)),
         ("slope of its rows", np.split(down, ranks, 0)),
     )
-    for (name, right), mine in zip(parts, lists, strict=True):
-        for rank, (one, two) in enumerate(zip(mine, right, strict=True)):
-            if one.shape != two.shape:
-                return f"where on rank {rank} the {name} has shape {one.shape}, not {two.shape}"
-            if places := np.argwhere(~np.isclose(one, two)).tolist():
-                got, right_value = one[tuple(places[0])], two[tuple(places[0])]
-                at = f"the {name} at {places[0]}"
-                return f"where on rank {rank} {at} is {got:.4g}, expected {right_value:.4g}"
+    for (name, right_arrays), arrays in zip(expected_lists, lists, strict=True):
+        for rank, (array, right) in enumerate(zip(arrays, right_arrays, strict=True)):
+            if array.shape != right.shape:
+                return f"where on rank {rank} the {name} has shape {array.shape}, not {right.shape}"
+            if places := np.argwhere(~np.isclose(array, right)).tolist():
+                value = array[tuple(places[0])]
+                right_value = right[tuple(places[0])]
+                element = f"the {name} at {places[0]}"
+                return f"where on rank {rank} {element} is {value:.4g}, expected {right_value:.4g}"
     return None
 
 
@@ -98,7 +115,11 @@ def check_ex_23_2(rng: ex.Rng) -> ex.Case:
 @ex.against(
     sent_bytes,
     edges=[
-        *((*way, 8, 64, 128, 16) for way in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8)))
+        (1, 1, 1, 8, 64, 128, 16),
+        (8, 1, 1, 8, 64, 128, 16),
+        (1, 8, 1, 8, 64, 128, 16),
+        (1, 1, 2, 8, 64, 128, 16),
+        (1, 1, 8, 8, 64, 128, 16),
     ],
     rel_tol=1e-9,
 )
@@ -126,18 +147,20 @@ def check_ex_23_3(rng: ex.Rng) -> ex.Case:
 def check_ex_23_5(got: Any, case: ex.Case) -> str | None:
     """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be."""
     try:
-        found = [tuple(int(n) for n in plan) for plan in got]
+        plans = [tuple(int(n) for n in plan) for plan in got]
     except (TypeError, ValueError):
         return "expected triples (data, tensor, pipeline)"
     right = set(degrees(**case))
-    if missing := sorted(right - set(found)):
+    if missing := sorted(right - set(plans)):
         return f"expected {missing[0]} too"
-    if extra := sorted(set(found) - right):
+    if extra := sorted(set(plans) - right):
         return f"expected no {extra[0]}"
-    return "expected every plan once" if len(found) != len(right) else None
+    return "expected every plan once" if len(plans) != len(right) else None
 
 
-def _counted(fn: Any) -> Any:
+def _with_all_reduce(fn: Any) -> Any:
+    """Return a function that gives `fn` an all-reduce, and returns its sums beside the answer."""
+
     def counted(x: Values, ups: list[Values], downs: list[Values], slope: Values) -> Any:
         sums: list[Values] = []
 
@@ -151,7 +174,8 @@ def _counted(fn: Any) -> Any:
     return counted
 
 
-def _judge_23_4(got: Any, case: ex.Case) -> str | None:
+def _judge_tensor_pair(got: Any, case: ex.Case) -> str | None:
+    """Judge relu(x up) down and its slopes on several ranks, and the all-reduces between them."""
     found, sums = got
     ranks = len(case["ups"])
     x = case["x"]
@@ -161,21 +185,21 @@ def _judge_23_4(got: Any, case: ex.Case) -> str | None:
     slope = case["slope"]
     active = np.maximum(hidden, 0)
     back = (slope @ down.T) * (hidden > 0)
-    wanted = active @ down, back @ up.T, x.T @ back, active.T @ slope
-    wrong = _judge_ranks(found, ranks, wanted)
+    expected = active @ down, back @ up.T, x.T @ back, active.T @ slope
+    wrong = _judge_ranks(found, ranks, expected)
     if wrong is not None:
         return wrong
     if len(sums) > 2 or (ranks > 1 and len(sums) < 2):
         return f"after {len(sums)} all-reduces, expected 2: ranks see nothing else of each other"
     # With several ranks one sum is the output, the other the slope of x, in either order.
-    strange = [one for one in sums if not any(_same(one, right) for right in wanted[:2])]
-    if strange:
-        return f"with an all-reduce to {ex.show(strange[0])}, which is neither result nor slope"
+    for total in sums:
+        if not any(_is_close(total, right) for right in expected[:2]):
+            return f"with an all-reduce to {ex.show(total)}, which is neither result nor slope"
     return None
 
 
-def _same(one: Values, other: Values) -> bool:
-    return one.shape == other.shape and bool(np.allclose(one, other))
+def _is_close(a: Values, b: Values) -> bool:
+    return a.shape == b.shape and bool(np.allclose(a, b))
 
 
 _BY_HAND = {
@@ -194,7 +218,7 @@ _PADDED = {
 """A first token of zeros: relu gets 0, where its slope counts as 0."""
 
 
-@ex.judged(_judge_23_4, edges=[_BY_HAND, _PADDED], wrap=_counted)
+@ex.judged(_judge_tensor_pair, edges=[_BY_HAND, _PADDED], wrap=_with_all_reduce)
 def check_ex_23_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(x, ups, downs, slope, all_reduce)`: relu(x up) down and its slopes on t ranks."""
     tokens, width, ranks = (int(n) for n in rng.integers(1, 6, 3))
@@ -208,37 +232,47 @@ def check_ex_23_4(rng: ex.Rng) -> ex.Case:
 
 
 def _run(lists: list[list[Task]], stages: int, virtual: int) -> PipelineTime:
+    """Return the times of a pipeline whose backward passes take twice as long as the forward."""
     forward, backward = ([work / virtual] * stages * virtual for work in (1, 2))
     return run_pipeline(lists, forward, backward, [0.05] * (stages * virtual - 1))
 
 
-def _judge_23_6(got: Any, case: ex.Case) -> str | None:
+def _judge_pipeline(got: Any, case: ex.Case) -> str | None:
+    """Judge a pipeline schedule: complete, as quick as ours, and with as few activations held."""
     stages, micro, virtual = case.values()
     try:
-        mine = [[Task(int(s), int(m), way) for s, m, way in device] for device in got]
+        lists = [[Task(int(s), int(m), way) for s, m, way in device] for device in got]
     except (TypeError, ValueError):
         return "expected a list of (virtual stage, micro-batch, way) a device"
-    ways = (FORWARD, BACKWARD)
-    tasks = {Task(*one) for one in product(range(stages * virtual), range(micro), ways)}
-    given = [(d, task) for d, device in enumerate(mine) for task in device]
-    placed = all(task.stage % stages == d for d, task in given)
-    once = len(given) == len(tasks) and {task for _, task in given} == tasks
-    if len(mine) != stages or not placed or not once:
-        return f"expected each of the {len(tasks)} tasks once, on its device"
+    expected_tasks = {
+        Task(stage, batch, way)
+        for stage, batch, way in product(range(stages * virtual), range(micro), (FORWARD, BACKWARD))
+    }
+    tasks = [task for device_tasks in lists for task in device_tasks]
+    # Virtual stage s lives on device s mod stages.
+    are_placed = all(
+        task.stage % stages == device
+        for device, device_tasks in enumerate(lists)
+        for task in device_tasks
+    )
+    are_complete = len(tasks) == len(expected_tasks) and set(tasks) == expected_tasks
+    if len(lists) != stages or not are_placed or not are_complete:
+        return f"expected each of the {len(expected_tasks)} tasks once, on its device"
     try:
-        found = _run(mine, stages, virtual)
+        time = _run(lists, stages, virtual)
     except ClusterError:
         return "whose tasks wait for each other for ever"
-    ours = _run(orders("interleaved" if virtual > 1 else "1f1b", *case.values()), stages, virtual)
-    if found.end_s > ours.end_s * (1 + 1e-9):
-        return f"which end at {found.end_s:.2f}, expected {ours.end_s:.2f} at most"
-    for device, (held, most) in enumerate(zip(found.peak_held, ours.peak_held, strict=True)):
-        if sum(held.values()) > sum(most.values()):
+    our_schedule = "interleaved" if virtual > 1 else "1f1b"
+    ours = _run(orders(our_schedule, stages, micro, virtual), stages, virtual)
+    if time.end_s > ours.end_s * (1 + 1e-9):
+        return f"which end at {time.end_s:.2f}, expected {ours.end_s:.2f} at most"
+    for device, (held, our_held) in enumerate(zip(time.peak_held, ours.peak_held, strict=True)):
+        if sum(held.values()) > sum(our_held.values()):
             return f"with which device {device} holds {sum(held.values())}, expected fewer"
     return None
 
 
-@ex.judged(_judge_23_6, edges=[(1, 3, 1), (4, 2, 1), (4, 8, 1), (4, 4, 2), (3, 6, 4)], cases=12)
+@ex.judged(_judge_pipeline, edges=[(1, 3, 1), (4, 2, 1), (4, 8, 1), (4, 4, 2), (3, 6, 4)], cases=12)
 def check_ex_23_6(rng: ex.Rng) -> ex.Case:
     """Check `fn(stages, micro, virtual)`: tasks of each device, as quick and small as ours."""
     stages = int(rng.integers(2, 7))
@@ -253,16 +287,17 @@ CLOSE = 1e-9
 
 def waits(gaps: Sequence[float], services: Sequence[float]) -> list[float]:
     """Return how long each request waits: W' = max(W + S - gap, 0), the first not at all."""
-    found = [0.0]
+    wait_times = [0.0]
     for gap, service in zip(gaps, services, strict=False):
-        found.append(max(found[-1] + service - gap, 0.0))
-    return found
+        wait_times.append(max(wait_times[-1] + service - gap, 0.0))
+    return wait_times
 
 
 def decide(ages: Sequence[float], max_batch: int, delay: float) -> int:
     """Return how many of the waiting requests to send now, the oldest first; 0: wait."""
-    full = len(ages) >= max_batch
-    return min(len(ages), max_batch) if full or (ages and ages[0] >= delay) else 0
+    is_full = len(ages) >= max_batch
+    is_due = bool(ages) and ages[0] >= delay
+    return min(len(ages), max_batch) if is_full or is_due else 0
 
 
 def finishes(times: Sequence[float], t0: float, a: float, most: int, delay: float) -> Values:
@@ -321,23 +356,24 @@ def check_ex_26_3(rng: ex.Rng) -> ex.Case:
 def check_ex_26_4(lengths: Sequence[int], block: int, blocks: int) -> int:
     """Check `fn(lengths, block, blocks)`: how many sequences, in order, get another token."""
     total = 0
-    for kept, length in enumerate(lengths):
+    for sequences, length in enumerate(lengths):
         total += -(-(length + 1) // block)
         if total > blocks:
-            return kept
+            return sequences
     return len(lengths)
 
 
-def _judge_26_5(got: Any, case: ex.Case) -> str | None:
+def _judge_finishes(got: Any, case: ex.Case) -> str | None:
+    """Judge the times at which a batching server answers by those of a simulated one."""
     expected = finishes(*case.values())
     try:
-        found = np.array(got, float)
+        times = np.array(got, float)
     except (TypeError, ValueError):
         return "expected a time for each request"
-    if found.shape != (len(expected),):
+    if times.shape != (len(expected),):
         return f"expected {len(expected)} times"
-    for n in np.flatnonzero(~np.isclose(found, expected, rtol=1e-9, atol=1e-9)):
-        return f"whose request {n} ends at {found[n]:.4f}, expected {expected[n]:.4f}"
+    for n in np.flatnonzero(~np.isclose(times, expected, rtol=1e-9, atol=1e-9)):
+        return f"whose request {n} ends at {times[n]:.4f}, expected {expected[n]:.4f}"
     return None
 
 
@@ -345,7 +381,7 @@ _TIMES = [0.0, 0.1, 0.2, 3.0, 3.1, 9.0]
 
 
 @ex.judged(
-    _judge_26_5,
+    _judge_finishes,
     edges=[
         (_TIMES, 1.0, 0.1, 2, 0.0),
         (_TIMES, 1.0, 0.1, 4, 0.5),

@@ -1,7 +1,10 @@
 """Checks of chapters 24 and 25.
 
 24: the end of a split, a merge rule, few buckets, a case that fools a rule.
-25: credit of two techniques, operators that no longer matter, a batch.
+25: credit of two techniques, operators that no longer matter, a batch, trials shared out.
+
+A judge returns None for a right answer, else the end of the sentence
+"your function returned ..., ", for example "expected at most 3 buckets".
 """
 
 import math
@@ -18,7 +21,7 @@ from ascend_lab.cluster.buckets import checked
 from ascend_lab.lab.checks import core as ex
 
 WORSE = 1.5
-"""What exercise 4 asks for: the rule's end / the best end."""
+"""Exercise 24.4 asks for a case in which the rule's end is this many times the best end."""
 CLOSE = 1e-9
 Floats = Sequence[float]
 
@@ -31,10 +34,8 @@ def toy_rows(ready: Floats, sizes: Floats) -> tuple[Gradient, ...]:
 
 def ends_at(ready: Floats, sizes: Floats, a: float, b: float, lasts: Any) -> float:
     """Return when the buckets that end at `lasts` have been sent."""
-    price = AlphaBeta(a, b).many
-    return splits.end_s(
-        splits.table_of(toy_rows(ready, sizes)), price, splits.split_at(list(lasts))
-    )
+    table = splits.table_of(toy_rows(ready, sizes))
+    return splits.end_s(table, AlphaBeta(a, b).many, splits.split_at(list(lasts)))
 
 
 def best_of(ready: Floats, sizes: Floats, a: float, b: float, most: int | None = None) -> float:
@@ -46,6 +47,7 @@ def best_of(ready: Floats, sizes: Floats, a: float, b: float, most: int | None =
 
 
 def _draw(rng: np.random.Generator, count: int) -> ex.Case:
+    """Return ready times and sizes of gradients, and the cost a + b size of an all-reduce."""
     ready = np.cumsum(rng.exponential(1.0, count)).tolist()
     sizes = np.maximum(1, rng.lognormal(1.5, 1.5, count)).astype(int).tolist()
     costs = ex.drawn(rng, a=ex.between(0.1, 3.0), b=ex.between(0.02, 0.3))
@@ -64,15 +66,15 @@ Row = tuple[str, int, int, int]
 
 
 def two_credits(none: float, a: float, b: float, both: float) -> tuple[float, float]:
-    """Return the geometric mean of what each one gains first, and behind the other."""
+    """Return for each technique the geometric mean of its gain alone and on top of the other."""
     return math.sqrt(none / a * b / both), math.sqrt(none / b * a / both)
 
 
 def no_longer_matter(operators: Sequence[Row], least: float) -> list[str]:
     """Return the operators whose perfect tuning would gain the network less than `least`."""
     total = sum(count * cycles for _, count, cycles, _ in operators)
-    saved = {name: count * (cycles - bound) for name, count, cycles, bound in operators}
-    return [name for name, less in saved.items() if less / (total - less) < least]
+    saved_cycles = {name: count * (cycles - bound) for name, count, cycles, bound in operators}
+    return [name for name, saved in saved_cycles.items() if saved / (total - saved) < least]
 
 
 def best_batch(times: Mapping[int, float], limit: float) -> int | None:
@@ -81,12 +83,12 @@ def best_batch(times: Mapping[int, float], limit: float) -> int | None:
     return max(within, key=lambda batch: (batch / times[batch], -batch), default=None)
 
 
-EDGE_1 = {"ready": [1.0, 2.0], "sizes": [3, 4], "a": 10.0, "b": 1.0}
+TWO_GRADIENTS = {"ready": [1.0, 2.0], "sizes": [3, 4], "a": 10.0, "b": 1.0}
 
 
 @ex.against(
     lambda ready, sizes, a, b, lasts: ends_at(ready, sizes, a, b, lasts) - ready[-1],
-    edges=[{**EDGE_1, "lasts": [1]}, {**EDGE_1, "lasts": [0, 1]}],
+    edges=[{**TWO_GRADIENTS, "lasts": [1]}, {**TWO_GRADIENTS, "lasts": [0, 1]}],
     rel_tol=CLOSE,
 )
 def check_ex_24_1(rng: ex.Rng) -> ex.Case:
@@ -127,7 +129,8 @@ class Stairs:
     many = __call__
 
 
-def _judge_24_3(got: Any, case: ex.Case) -> str | None:
+def _judge_split(got: Any, case: ex.Case) -> str | None:
+    """Judge a split into at most `most` buckets by the time at which the last one is sent."""
     table = splits.table_of(toy_rows(case["ready"], case["sizes"]))
     price = case["cost"].many
     try:
@@ -150,14 +153,14 @@ def _tuned(rng: ex.Rng, count: int, most: int) -> ex.Case:
     return {"ready": case["ready"], "sizes": case["sizes"], "cost": cost, "most": most}
 
 
-EDGE_3 = {"ready": [0.0, 1.0, 2.0], "sizes": [1, 1, 10], "cost": Stairs(1.0, 1.0, 99, 0.0)}
+THREE_GRADIENTS = {"ready": [0.0, 1.0, 2.0], "sizes": [1, 1, 10], "cost": Stairs(1.0, 1.0, 99, 0.0)}
 
 
 @ex.judged(
-    _judge_24_3,
+    _judge_split,
     edges=[
-        *({**EDGE_3, "most": most} for most in (1, 2, 3, 9)),
-        {**EDGE_3, "cost": Stairs(0.0, 0.1, 2, 9.0), "most": 3},
+        *({**THREE_GRADIENTS, "most": most} for most in (1, 2, 3, 9)),
+        {**THREE_GRADIENTS, "cost": Stairs(0.0, 0.1, 2, 9.0), "most": 3},
         _tuned(np.random.default_rng(0), 60, 8),
     ],
     cases=30,
@@ -181,9 +184,10 @@ def check_ex_24_4(got: Any, case: ex.Case) -> str | None:
         return f"expected ready times, whole sizes, a and b ({error})"
     if any(x > y for x, y in pairwise(ready)):
         return "expected ready times in ascending order"
-    times = best.gain("mg_wfbp") + 1
-    soon = f"for which the rule ends {times:.2f} times as late, expected {WORSE} times"
-    return soon if times < WORSE else None
+    ratio = best.gain("mg_wfbp") + 1
+    if ratio < WORSE:
+        return f"for which the rule ends {ratio:.2f} times as late, expected {WORSE} times"
+    return None
 
 
 @ex.against(two_credits, edges=[(8.0, 4.0, 2.0, 1.0), (8.0, 2.0, 2.0, 2.0)], rel_tol=1e-9)
@@ -233,10 +237,13 @@ def check_ex_25_3(rng: ex.Rng) -> ex.Case:
 Network = tuple[list[tuple[int, float, float]], list[list[float]]]
 """Operators as (count, cycles, bound), and the fewest cycles of each after 0, 1, ... trials."""
 TRIALS = 6
-"""A budget has so many trials an operator; nine tenths of what the even split misses is asked."""
+"""Trials that a budget has for each operator."""
+CLOSED = 0.9
+"""The share of the distance between an even split and the best that an answer has to close."""
 
 
 def _tuned_network(rng: ex.Rng) -> Network:
+    """Return operators whose fewest cycles fall, ever more slowly, with the trials."""
     operators = []
     curves = []
     curve: dict[str, Any] = {
@@ -253,22 +260,24 @@ def _tuned_network(rng: ex.Rng) -> Network:
     return operators, curves
 
 
-def _spent(fn: Any) -> Any:
+def _with_measure(fn: Any) -> Any:
+    """Return a function that gives `fn` a measurement, and returns the trials of each operator."""
+
     def spent(networks: Sequence[Network]) -> list[list[int]]:
-        found = []
+        trials_of_networks = []
         for operators, curves in networks:
-            tried = [0] * len(operators)
-            most = TRIALS * len(operators)
+            trials = [0] * len(operators)
+            budget = TRIALS * len(operators)
 
-            def measure(i: int, tried: list[int] = tried, most: int = most) -> float:
-                if sum(tried) == most:
-                    raise IndexError(f"{most} trials are spent")
-                tried[i] += 1
-                return curves[i][tried[i]]  # noqa: B023
+            def measure(i: int, trials: list[int] = trials, budget: int = budget) -> float:
+                if sum(trials) == budget:
+                    raise IndexError(f"{budget} trials are spent")
+                trials[i] += 1
+                return curves[i][trials[i]]  # noqa: B023
 
-            fn(list(operators), measure, most)
-            found.append(tried)
-        return found
+            fn(list(operators), measure, budget)
+            trials_of_networks.append(trials)
+        return trials_of_networks
 
     return spent
 
@@ -276,21 +285,32 @@ def _spent(fn: Any) -> Any:
 def _hindsight(network: Network, most: int) -> float:
     """Return the least sum by any split: gains shrink, so the largest are taken one by one."""
     operators, curves = network
-    rows = zip(operators, curves, strict=True)
-    gains = sorted(count * (a - b) for (count, *_), curve in rows for a, b in pairwise(curve))
-    return sum(count * now for count, now, _ in operators) - sum(gains[: -most - 1 : -1])
+    gains = []
+    for (count, _, _), curve in zip(operators, curves, strict=True):
+        gains += [count * (cycles - next_cycles) for cycles, next_cycles in pairwise(curve)]
+    largest_gains = sorted(gains, reverse=True)[:most]
+    return sum(count * cycles for count, cycles, _ in operators) - sum(largest_gains)
 
 
-@ex.judged(cases=3, wrap=_spent, networks=lambda rng: [_tuned_network(rng) for _ in range(20)])
+@ex.judged(
+    cases=3, wrap=_with_measure, networks=lambda rng: [_tuned_network(rng) for _ in range(20)]
+)
 def check_ex_25_4(got: Any, case: ex.Case) -> str | None:
     """Check `fn(operators, measure, trials)`: trials shared out nearly as well as in hindsight."""
-    missed = 0.0
-    left = 0.0
-    for network, tried in zip(case["networks"], got, strict=True):
-        rows = list(zip(*network, strict=True))
-        best = _hindsight(network, TRIALS * len(rows))
-        missed += sum(o[0] * curve[TRIALS] for o, curve in rows) / best - 1
-        left += sum(o[0] * curve[n] for (o, curve), n in zip(rows, tried, strict=True)) / best - 1
-    closed = 1 - left / missed
-    said = f"which closes {math.floor(1000 * closed) / 10}% of the distance, expected 90%"
-    return None if closed >= 0.9 else said
+    even_distance = 0.0
+    distance = 0.0
+    for network, trials in zip(case["networks"], got, strict=True):
+        best = _hindsight(network, TRIALS * len(trials))
+        even_distance += _total_cycles(network, [TRIALS] * len(trials)) / best - 1
+        distance += _total_cycles(network, trials) / best - 1
+    closed = 1 - distance / even_distance
+    if closed < CLOSED:
+        return f"which closes {math.floor(1000 * closed) / 10}% of the distance, expected 90%"
+    return None
+
+
+def _total_cycles(network: Network, trials: Sequence[int]) -> float:
+    """Return the cycles of a network after so many trials of each operator."""
+    operators, curves = network
+    rows = zip(operators, curves, trials, strict=True)
+    return sum(count * curve[n] for (count, _, _), curve, n in rows)

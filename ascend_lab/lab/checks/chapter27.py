@@ -14,7 +14,7 @@ from ascend_lab.lab.checks import core as ex
 )
 def check_ex_27_1(layers: int, kv_heads: int, head_dim: int, tokens: int) -> int:
     """Check `fn(layers, kv_heads, head_dim, tokens)`: bytes of a sequence's keys and values."""
-    return 2 * layers * kv_heads * head_dim * tokens * 2
+    return 2 * layers * kv_heads * head_dim * tokens * 2  # keys and values, 2 bytes a number
 
 
 @ex.against(
@@ -65,11 +65,12 @@ def check_ex_27_4(lengths: Sequence[int], page: int) -> tuple[int, int]:
 )
 def check_ex_27_5(experts: int, chosen: int, tokens: int) -> float:
     """Check `fn(experts, chosen, tokens)`: how many experts some tokens reach on average."""
+    # A token does not choose a given expert with probability 1 - chosen / experts.
     return experts * (1 - (1 - chosen / experts) ** tokens)
 
 
-PARTS = (1, 2, 4, 8)
-LARGEST = 1024
+DEVICE_COUNTS = (1, 2, 4, 8)
+MAX_BATCH = 1024
 
 
 @ex.against(
@@ -93,9 +94,9 @@ def check_ex_27_6(
 ) -> tuple[int, int]:
     """Check `fn(weights, sequence, memory, rate, link, limit)`: the best (tp, batch)."""
     best = (0.0, 0, 0)
-    for tp in PARTS:
+    for tp in DEVICE_COUNTS:
         batch = 1
-        while batch <= LARGEST and (weights + batch * sequence) / tp <= memory:
+        while batch <= MAX_BATCH and (weights + batch * sequence) / tp <= memory:
             step_s = (weights + batch * sequence) / tp / rate + (link if tp > 1 else 0.0)
             gain = batch / step_s / tp
             # strictly better: of equal plans the first, with fewer devices and sequences, stays

@@ -196,7 +196,7 @@ def check_property(
     if cases < 0 or cases + len(edge_cases) == 0:
         raise CheckError(f"{exercise}: a check needs at least one case", str(cases), "add cases")
 
-    def every() -> Iterator[Case]:
+    def all_cases() -> Iterator[Case]:
         rng = np.random.default_rng(seed)
         yield from edge_cases
         yield from (make_case(rng) for _ in range(cases))
@@ -204,7 +204,7 @@ def check_property(
     def run(tell: Tell) -> Verdict:
         if not callable(fn):
             return False, f"expected your function, got {show(fn)}", 0
-        for number, case in enumerate(every(), 1):
+        for number, case in enumerate(all_cases(), 1):
             wrong = _try_case(fn, judge, case, partial(tell, number))
             if wrong is not None:
                 return False, wrong, number
@@ -214,7 +214,7 @@ def check_property(
     result = check_behind_wall(exercise, fn, run, seed)
     if result.passed or not result.cases:
         return result
-    return replace(result, again=lambda: next(islice(every(), result.cases - 1, None)))
+    return replace(result, again=lambda: next(islice(all_cases(), result.cases - 1, None)))
 
 
 def check_behind_wall(exercise: str, fn: Any, run: Run, seed: int) -> CheckResult:
@@ -246,13 +246,13 @@ def drawn(rng: Rng, **choices: Sequence[Any] | Callable[[Rng], Any]) -> dict[str
     A function, such as `between(0.0, 1.0)`, draws for itself.
     """
     return {
-        name: own(rng) if callable(own) else own[int(rng.integers(len(own)))]
-        for name, own in choices.items()
+        name: choice(rng) if callable(choice) else choice[int(rng.integers(len(choice)))]
+        for name, choice in choices.items()
     }
 
 
 def between(low: float, high: float) -> Callable[[Rng], float]:
-    """Return what draws a number between two."""
+    """Return a function that draws a number from low to high."""
     return lambda rng: float(rng.uniform(low, high))
 
 
@@ -293,35 +293,44 @@ def judged(
     makes of the answer is called in its place.
     """
 
-    def turned(own: Callable[..., Any]) -> Check:
-        draw: MakeCase = own if judge else lambda rng: drawn(rng, **choices)
+    def decorator(function: Callable[..., Any]) -> Check:
+        draw: MakeCase = function if judge else lambda rng: drawn(rng, **choices)
 
         def check(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
             exercise = check.__name__.removeprefix("check_")
-            told = wrap(fn) if wrap and callable(fn) else fn
-            if told is not fn:
-                told.__wrapped__ = fn  # whose lines an error names
+            called = wrap(fn) if wrap and callable(fn) else fn
+            if called is not fn:
+                called.__wrapped__ = fn  # an error names the lines of the answer itself
             names = tuple(draw(np.random.default_rng(seed))) if edges else ()
-            first = [dict(zip(names, e, strict=True)) if isinstance(e, tuple) else e for e in edges]
+            edge_cases = [
+                dict(zip(names, edge, strict=True)) if isinstance(edge, tuple) else edge
+                for edge in edges
+            ]
             result = check_property(
-                exercise, told, judge or own, draw, edge_cases=first, cases=cases, seed=seed
+                exercise,
+                called,
+                judge or function,
+                draw,
+                edge_cases=edge_cases,
+                cases=cases,
+                seed=seed,
             )
             return replace(result, subject=fn)
 
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-            setattr(check, name, getattr(own, name))
+            setattr(check, name, getattr(function, name))
         return check
 
-    return turned
+    return decorator
 
 
 def against(
     reference: Callable[..., object] | None = None, *, rel_tol: float = 0.0, **options: Any
 ) -> Callable[[Callable[..., Any]], Check]:
-    """As `judged`, by what is `like` a reference, which without one is the function itself."""
+    """As `judged`, by the values of a reference; without one the function itself is it."""
     if reference:
         return judged(like(reference, rel_tol), **options)
-    return lambda own: judged(**options)(wraps(own)(like(own, rel_tol)))
+    return lambda function: judged(**options)(wraps(function)(like(function, rel_tol)))
 
 
 def _values(case: Case) -> list[Any]:

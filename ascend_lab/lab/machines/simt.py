@@ -346,11 +346,16 @@ def schedule(
     room for the next.
     """
     limit = occupancy(machine)["all"] if resident is None else resident
-    return _simulate(steps_of(kernel, machine), machine, warps, limit)
+    return schedule_steps(steps_of(kernel, machine), machine, warps, limit)
 
 
-def _simulate(steps: Sequence[Step], machine: Simt, warps: int, resident: int) -> tuple[Span, ...]:
-    """Step from issue to issue; the queue holds (cycle at which a warp can issue, order, warp)."""
+def schedule_steps(
+    steps: Sequence[Step], machine: Simt, warps: int, resident: int
+) -> tuple[Span, ...]:
+    """Return when the steps of every warp were issued, at most `resident` warps at once.
+
+    It goes from issue to issue; the queue holds (cycle at which a warp can issue, order, warp).
+    """
     spans: list[Span] = []
     ready = [[0] * len(steps) for _ in range(warps)]
     position = [0] * warps

@@ -275,6 +275,8 @@ def stacked(shape: ConvShape) -> ConvShape:
     most_images = MAX_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     # Divisors of the batch, so that all stacks are equally high.
     divisors = [m for m in range(1, min(shape.n, most_images) + 1) if shape.n % m == 0]
+    if not divisors:  # a dilation or padding beyond 255: not even one image goes through load3d
+        return shape
 
     def fractals(m: int) -> int:
         # 49 pixels: 1 image takes 4 fractals each, 16 images 49 together, 3.06 each.
