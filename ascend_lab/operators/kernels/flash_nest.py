@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`full_count` pieces of `piece_size` from `start` on, then a remainder (of size 0: none).
+    """`full_count` pieces of `piece_length` from `start` on, then a remainder (of size 0: none).
 
     Pieces are numbered head by head, from `head` on, with equally many per head: 3 heads of 4
     matrices are pieces 0 .. 11.
@@ -49,7 +49,7 @@ class Axis:
 
     name: str
     full_count: int
-    piece_size: int
+    piece_length: int
     remainder: int
     start: Affine
     heads: int = 1
@@ -63,7 +63,7 @@ class Axis:
     def last(self) -> Iterator[Piece]:
         """Yield the remainder, if there is one."""
         if self.remainder:
-            start = self.start + self.full_count * self.piece_size
+            start = self.start + self.full_count * self.piece_length
             yield Piece(Affine(self.full_count), start, self.remainder, is_partial=True)
 
     def piece(self, k: KernelBuilder, number: int) -> Piece:
@@ -107,8 +107,8 @@ class Axis:
     def _piece(self, head: Affine, piece_in_head: Affine) -> Piece:
         """Return a piece by its head and its number in the head."""
         number = head * (self.full_count // self.heads) + piece_in_head
-        start = self.start + piece_in_head * self.piece_size
-        return Piece(number, start, self.piece_size, head=self.head + head)
+        start = self.start + piece_in_head * self.piece_length
+        return Piece(number, start, self.piece_length, head=self.head + head)
 
     def pieces(self, k: KernelBuilder) -> Iterator[Piece]:
         """Yield all pieces, the full ones in a loop."""
@@ -167,7 +167,7 @@ def axes(core_shares: CoreShares, core: Sequence[Affine], side: int) -> tuple[Ax
     matrices = Axis(
         "matrix",
         full_count=entries * heads,
-        piece_size=1,
+        piece_length=1,
         remainder=0,
         start=entry,
         heads=heads,
