@@ -30,6 +30,52 @@ MOVED = {
     "serving": "deploy.serving",
 }
 """Old name of a package of `ascend_lab` -> its new name."""
+MOVED_NAMES = {
+    "compiler": {
+        "bound": "Bound",
+        "compile": "Road Stages finish_stages front_stages ledger",
+        "counts": "table",
+        "draft": "Draft Value ordered pruned",
+        "evaluate": "evaluate_all",
+        "fusion": "rules_restored",
+        "ir": "Constant Fill Seeded infer rules_of to_text verify",
+        "network": "NetworkTimeline OperatorTime",
+        "placement": "buffers_of constant_bytes in_place_pairs live_bytes plan_network "
+        "weight_bytes",
+        "switches": "parse_switches",
+        "tasks": "Compiled Task",
+        "text_form": "from_text",
+        "values": "run_tasks",
+    },
+    "aoe": {
+        "cube": "CubeJob",
+        "drive": "Bars Rules Trace Trial",
+        "engine": "NetworkResult Session Tuning tune_network",
+        "operators": "Tunable operators_of",
+        "search": "Annealing Genetic Mcts random_order",
+        "space": "completed crossed mutated nearest random_completion read_recorded",
+        "tuning": "Result",
+        "vector": "VectorJob VectorMeasure",
+        "vendor_bank": "Decision held_against",
+        "workers": "Workers workers_of",
+    },
+    "cluster": {
+        "buckets": "closed checked",
+        "cost": "Interpolated",
+        "fit": "held_out mape read_table",
+        "loader": "TOPOLOGIES",
+        "schedule": "ALGORITHMS OPS LinkCosts Round closed_form_s merge_rounds",
+        "timing": "CollectiveTime",
+        "topology": "Link",
+    },
+    "course": {
+        "assignment": "Case Judged draw",
+        "grade": "CaseResult Enrolled Mark mark",
+        "sandbox": "Answer Call Limits Wall answers_of standing_wall",
+    },
+    "llm": {"machine": "GAPS", "models": "decoder_names"},
+}
+"""By package: module that has them -> names that the package itself offered before 0.31."""
 
 
 class _Moved:

@@ -23,6 +23,7 @@ from ascend_lab.floor import FIRST_FLOOR
 from ascend_lab.fused import PLUGINS
 from ascend_lab.lab import special_kernels
 from ascend_lab.machine.chip import load_chip
+from ascend_lab.moved import MOVED_NAMES
 
 PACKAGE = Path(ascend_lab.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -85,7 +86,8 @@ def note(frame, event, argument):
     name = frame.f_code.co_filename
     if event != "call" or name in seen or frame.f_code.co_name.startswith("<"):
         return
-    if frame.f_code.co_name == "find_spec":  # Python asks about every module: no step of the road
+    # Python asks about every module: no step of the road
+    if frame.f_code.co_name in ("find_spec", "name_of"):
         return
     above = frame.f_back
     while above is not None and above.f_code.co_name != "<module>":
@@ -117,9 +119,9 @@ ORDER = (
     "data",
     "output",
     "limits",
+    "moved",
     "facade",
     "floor",
-    "moved",
     "plugins",
     "machine",
     "machine.chip",
@@ -239,6 +241,19 @@ def test_a_door_offers_twelve_names_at_most(name: str) -> None:
     assert len(offered) <= 12
     for offer in offered:
         assert getattr(door, offer) is not None
+
+
+@pytest.mark.parametrize("package", MOVED_NAMES)
+def test_a_name_that_left_a_door_still_comes_and_says_where_it_lives(package: str) -> None:
+    door = import_module(f"ascend_lab.{package}")
+    for module, names in MOVED_NAMES[package].items():
+        for name in names.split():
+            with pytest.warns(
+                DeprecationWarning, match=rf"is ascend_lab.{package}.{module}.{name} now"
+            ):
+                moved = getattr(door, name)
+            assert moved is getattr(import_module(f"ascend_lab.{package}.{module}"), name)
+            assert name not in door.__all__
 
 
 # -- the first floor ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.output import check_writable, write_whole
 
 if TYPE_CHECKING:
+    from ascend_lab.compiler import Graph
     from ascend_lab.compiler.compile import Road
     from ascend_lab.compiler.onnx import Imported
     from ascend_lab.deploy.runtime import OfflineModel
@@ -68,7 +69,6 @@ RECORDED = (
 
 def _compile(arguments: argparse.Namespace) -> int:
     """Compile the model for every gear, write the file and print what is in it."""
-    from ascend_lab.compiler.overflow import broken_constants
     from ascend_lab.deploy.runtime import OfflineModel, compile_offline, unpack_parts
 
     _check_flags(arguments)
@@ -91,11 +91,18 @@ def _compile(arguments: argparse.Namespace) -> int:
         "file_bytes": len(packed),
         "kernels": len(model.kernels),
         "gears": _gear_rows(model),
-        # all gears have the same constants
-        "not_finite": broken_constants(next(iter(gears.values())).graph),
+        "warnings": _constant_warnings(next(iter(gears.values())).graph),  # alike in all gears
     }
     emit(arguments.json, data, _lines(data, model))
     return 0
+
+
+def _constant_warnings(graph: Graph) -> list[str]:
+    """Return a line for each weight that is not finite, or that fp16 cannot hold."""
+    from ascend_lab.compiler.overflow import broken_constants, constants_beyond, vanished_constants
+
+    beyond = [f"{overflow}; scale the weights" for overflow in constants_beyond(graph, "fp16")]
+    return [*broken_constants(graph), *beyond, *vanished_constants(graph, "fp16")]
 
 
 def _gear_rows(model: OfflineModel) -> list[dict[str, Any]]:
@@ -127,7 +134,7 @@ def _lines(data: Mapping[str, Any], model: OfflineModel) -> list[str]:
         f"{data['name']} for {data['chip']}: {data['file_bytes']:,} bytes in {output}",
         f"  {constant_bytes:,} of them {_CONSTANTS}",
         *map(_gear_line, data["gears"]),
-        *(f"  warning: {line}" for line in data["not_finite"]),
+        *(f"  warning: {line}" for line in data["warnings"]),
     ]
 
 

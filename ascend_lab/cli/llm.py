@@ -165,8 +165,9 @@ def _search(arguments: argparse.Namespace, decoder: Any, machine: Machine, devic
     if not arguments.tpot_ms > 0:
         raise InputError("--tpot-ms above 0", shown(arguments.tpot_ms), "e.g. 50")
     limit_s = arguments.tpot_ms / MS
-    # A pod of 32 devices takes up to half a minute; progress goes to standard error.
-    print(f"searching plans and batches of {devices} devices", file=sys.stderr)
+    # A pod of 32 devices takes up to half a minute; a terminal says so.
+    if sys.stderr.isatty():
+        print(f"searching plans and batches of {devices} devices", file=sys.stderr)
     # On the frontier no plan gives more tokens a second with a shorter step.
     plans = best_plans(decoder, machine, devices, arguments.context, limit_s, arguments.format)
     where = f"{decoder.title} on {devices} {machine.chip.name}, context {arguments.context}"

@@ -67,7 +67,7 @@ def _run_graph(arguments: argparse.Namespace, model: Imported, feeds: Arrays | N
     """Compute the outputs of a model that the compiler supports, and say which nodes overflowed."""
     from ascend_lab.compiler import evaluate, random_inputs
     from ascend_lab.compiler.onnx.tensors import in_type
-    from ascend_lab.compiler.overflow import constants_beyond
+    from ascend_lab.compiler.overflow import constants_beyond, vanished_constants
 
     graph = model.graph
     _check_size(graph)
@@ -87,6 +87,9 @@ def _run_graph(arguments: argparse.Namespace, model: Imported, feeds: Arrays | N
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
     overflow_report = _overflow_report(graph, inputs, overflows, kept_nodes(arguments.keep_dtype))
+    if arguments.compiled:
+        lost = [f"  lost: {line}" for line in vanished_constants(graph, "fp16")]
+        overflow_report["lines"] = [*overflow_report.get("lines", []), *lost]
     finite = all(np.isfinite(array.astype(np.float64)).all() for array in outputs.values())
     if not finite:
         overflow_report.setdefault("lines", []).append(
@@ -129,11 +132,17 @@ def _overflow_report(
     if not overflows:
         return {}
     # Keeping nodes does not help a constant beyond the range of fp16; only other weights do.
+    beyond = [overflow.node for overflow in overflows if overflow.op == "constant"]
     node_overflows = [overflow for overflow in overflows if overflow.op != "constant"]
     keep = nodes_to_keep(graph, inputs, node_overflows, kept)
     lines = [f"  overflow: {overflow}" for overflow in overflows[:MAX_SHOWN]]
     if len(overflows) > MAX_SHOWN:
         lines.append(f"  and {len(overflows) - MAX_SHOWN} more")
+    if beyond:
+        names = ", ".join(beyond[:MAX_SHOWN])
+        lines.append(
+            f"  kernels read 65504 for larger weights, so outputs are wrong: scale {names}"
+        )
     if node_overflows and kept.issuperset(keep):
         lines.append("  --keep_dtype does not help further: products read fp16 in any case")
     elif node_overflows:

@@ -32,6 +32,7 @@ from ascend_lab.cluster.quickest import collective_time, compare
 from ascend_lab.cluster.schedule import Schedule, execute
 from ascend_lab.cluster.timing import time_collective
 from ascend_lab.cluster.topology import Topology, full_mesh, ring, star
+from ascend_lab.facade import names_of
 
 __all__ = [
     "Schedule",
@@ -47,3 +48,5 @@ __all__ = [
     "star",
     "time_collective",
 ]
+
+__getattr__ = names_of(__name__, {})

@@ -38,6 +38,7 @@ from ascend_lab.compiler.evaluate import evaluate, random_inputs
 from ascend_lab.compiler.fusion import fusion_rule
 from ascend_lab.compiler.ir import Graph, Node, TensorType
 from ascend_lab.compiler.network import simulate_graph
+from ascend_lab.facade import names_of
 
 __all__ = [
     "Graph",
@@ -53,3 +54,5 @@ __all__ = [
     "run_compiled",
     "simulate_graph",
 ]
+
+__getattr__ = names_of(__name__, {})

@@ -130,6 +130,30 @@ def broken_constants(graph: ir.Graph) -> list[str]:
     return lines
 
 
+def vanished_constants(graph: ir.Graph, dtype: str) -> list[str]:
+    """Return a line for each constant most of whose numbers a format rounds to zero.
+
+    Weights of 1e-9 are 0 in fp16, whose least number is 6e-8: what reads them computes zeros.
+    """
+    lines = []
+    for name, constant in graph.constants.items():
+        readers = graph.readers.get(name, ())
+        if not readers or not formats.is_float(constant.type.dtype):
+            continue
+        values = constant.array().astype(np.float64)
+        with np.errstate(all="ignore"):
+            rounded = formats.round_to(values, dtype).astype(np.float64)
+        nonzero = np.count_nonzero(values)
+        vanished = np.count_nonzero((values != 0) & (rounded == 0))
+        if 2 * vanished > nonzero:
+            reader = f"read by node {readers[0].name} ({readers[0].op})"
+            lines.append(
+                f"constant {name}, {reader}: {vanished:,} of its {nonzero:,} numbers other than 0 "
+                f"are 0 in {dtype}; scale the weights"
+            )
+    return lines
+
+
 def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list[Overflow]:
     """Return the nodes of a graph whose floats would overflow a narrower format."""
     # all tensors become outputs, so that evaluation returns their values

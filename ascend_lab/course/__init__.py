@@ -18,6 +18,7 @@ True
 from ascend_lab.course.assignment import Assignment, load, read_secret, start
 from ascend_lab.course.grade import check, grade, read_roster
 from ascend_lab.course.report import write_report
+from ascend_lab.facade import names_of
 
 __all__ = [
     "Assignment",
@@ -29,3 +30,5 @@ __all__ = [
     "start",
     "write_report",
 ]
+
+__getattr__ = names_of(__name__, {})

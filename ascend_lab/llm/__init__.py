@@ -12,6 +12,7 @@ the prompts in a prefill. A plan says how the model is divided among devices.
 True
 """
 
+from ascend_lab.facade import names_of
 from ascend_lab.llm.machine import Machine, machine_of
 from ascend_lab.llm.models import Decoder, load_decoder
 from ascend_lab.llm.plan import Load, Plan, decode, prefill
@@ -32,3 +33,5 @@ __all__ = [
     "machine_of",
     "prefill",
 ]
+
+__getattr__ = names_of(__name__, {})

@@ -9,7 +9,6 @@ import pytest
 from collective_cases import CASES, FLAT, LEVELLED, RANKS, check, divisors, inputs, rows, slowed
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab import cluster
 from ascend_lab.cluster import (
     collective_time,
     compare,
@@ -17,6 +16,7 @@ from ascend_lab.cluster import (
     full_mesh,
     load_topology,
     make,
+    quickest,
     ring,
     star,
     time_collective,
@@ -255,8 +255,8 @@ def test_more_sizes_prepare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("prepared again")
 
-    monkeypatch.setattr(cluster, "make", never)
-    monkeypatch.setattr(cluster, "prepare", never)
+    monkeypatch.setattr(quickest, "make", never)
+    monkeypatch.setattr(quickest, "prepare", never)
     assert collective_time("all_reduce", topology, 1e6) == first
     times = [collective_time("all_reduce", topology, n).time_s for n in np.geomspace(1, 1e9, 50)]
     assert times == sorted(times)

@@ -55,7 +55,9 @@ def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
         ) -> tuple[Any, Any]:
             # scale (x - mean) / sqrt(variance + epsilon) + bias = a x + (bias - mean a)
             # scale 2, bias 1, mean 3, variance 4: a = 2 / 2 = 1 and c = 1 - 3 = -2.
-            a = scale / np.sqrt(variance + epsilon)
+            # a negative variance gives NaN, which the compiler names; NumPy need not warn as well
+            with np.errstate(invalid="ignore", divide="ignore"):
+                a = scale / np.sqrt(variance + epsilon)
             return a, bias - mean * a
 
         constants = tuple(c for c in map(draft.constant, node.inputs[1:]) if c is not None)

@@ -30,14 +30,14 @@ def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -
     for ax, run, peak in zip(axes[0], runs, peaks, strict=True):
         _stream_column(ax, run, peak, elements)
     below = fig.add_subplot(grid[1, :])
-    shortest = min(run.cycles for one in runs)
+    shortest = min(one.cycles for one in runs)
     looks = {cause: {**look, "height": 0.62, "linewidth": 0.4} for cause, look in CAUSES.items()}
     for row, run in enumerate(runs):
         parts = [(getattr(run.bar, cause) / elements, look) for cause, look in looks.items()]
         end = st.stack(below, row, parts)
         below.text(end, row, f"  {run.cycles / shortest:.1f}x", va="center", fontsize=8)
     st.name_rows(below, [one.machine for one in runs])
-    below.set_xlim(0, max(run.cycles for one in runs) / elements * 1.09)
+    below.set_xlim(0, max(one.cycles for one in runs) / elements * 1.09)
     below.set_xlabel("cycles per element, all four to one scale")
     st.key(fig, CAUSES, loc="outside upper center", ncols=3)
     alt_parts = []

@@ -102,12 +102,12 @@ class Chip:
 
     How long a kernel takes to start:
 
-        queued_launch_s      a start on the device, which a profiler counts as a part of the task
-        launch_overhead_s    a start by the host, in all
-        barrier_s            the start of a kernel that follows another inside the same launch
-        mix_start_s          added if cube and vector cores work together
-        library_fetch_s      added for each core of a large kernel of the vendor's library, whose
-                             code is fetched (0 if the file has no number); ours take none
+    - `queued_launch_s`: a start on the device, which a profiler counts as a part of the task;
+    - `launch_overhead_s`: a start by the host, in all;
+    - `barrier_s`: the start of a kernel that follows another inside the same launch;
+    - `mix_start_s`: added if cube and vector cores work together;
+    - `library_fetch_s`: added for each core of a large kernel of the vendor's library, whose code
+      is fetched (0 if the file has no number); ours take none.
 
     A flag between a cube core and a vector core arrives after `cross_flag_cycles` (0 if a core has
     both units).
