@@ -12,7 +12,7 @@ from onnx_models import model_of, run_onnx
 from ascend_lab.compiler import compile_graph
 from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.onnx import import_model, import_onnx
-from ascend_lab.compiler.overflow import Overflow, broken_constants
+from ascend_lab.compiler.overflow import Overflow, broken_constants, vanished_constants
 from ascend_lab.compiler.values import run_tasks
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
@@ -249,3 +249,16 @@ def test_an_infinity_that_an_operator_has_a_use_for_is_no_fault():
     bound = {"top": np.array(np.inf, np.float32)}
     made = model_of("Min x top -> z", {"x": (2,)}, ["z"], bound)
     assert broken_constants(import_onnx(made)) == []
+
+
+def test_weights_that_fp16_rounds_to_zero_are_named_but_no_bias(capsys):
+    weights = {"w": np.full((2, 2), 1e-9, np.float32), "b": np.full(2, 1e-9, np.float32)}
+    made = model_of("m: MatMul x w -> h; Add h b -> z", {"x": (2, 2)}, ["z"], weights)
+    cause = "constant w, read by node m (matmul): 4 of its 4 numbers other than 0 are 0 in fp16"
+    (line,) = vanished_constants(import_onnx(made), "fp16")
+    assert line.startswith(cause)
+    onnx.save(made, "m.onnx")
+    code, out, _ = run(capsys, "compile", "m.onnx", "--soc_version", CHIP, "--output", "m.alm")
+    assert code == 0 and f"warning: {cause}" in out
+    code, out, _ = run(capsys, "run", "m.onnx", "--compiled", "--chip", CHIP)
+    assert code == 0 and f"lost: {cause}" in out

@@ -91,18 +91,19 @@ def _compile(arguments: argparse.Namespace) -> int:
         "file_bytes": len(packed),
         "kernels": len(model.kernels),
         "gears": _gear_rows(model),
-        "warnings": _constant_warnings(next(iter(gears.values())).graph),  # alike in all gears
+        # all gears have the same constants
+        "warnings": _constant_warnings(next(iter(gears.values())).graph, road.dtype),
     }
     emit(arguments.json, data, _lines(data, model))
     return 0
 
 
-def _constant_warnings(graph: Graph) -> list[str]:
-    """Return a line for each weight that is not finite, or that fp16 cannot hold."""
+def _constant_warnings(graph: Graph, dtype: str) -> list[str]:
+    """Return a line for each weight that is not finite, or that the kernels' format cannot hold."""
     from ascend_lab.compiler.overflow import broken_constants, constants_beyond, vanished_constants
 
-    beyond = [f"{overflow}; scale the weights" for overflow in constants_beyond(graph, "fp16")]
-    return [*broken_constants(graph), *beyond, *vanished_constants(graph, "fp16")]
+    beyond = [f"{overflow}; scale the weights" for overflow in constants_beyond(graph, dtype)]
+    return [*broken_constants(graph), *beyond, *vanished_constants(graph, dtype)]
 
 
 def _gear_rows(model: OfflineModel) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Finds nodes whose finite numbers a number format rounds to infinity, such as 70,000 in fp16."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +83,21 @@ MASKING_OPS = frozenset({"add", "sub", "select"})
 """Operators in which a very negative constant may mean minus infinity: a mask."""
 
 
+def _float_constants(
+    graph: ir.Graph,
+) -> Iterator[tuple[str, ir.Values, Sequence[ir.Node]]]:
+    """Yield name, values in fp64 and readers of the float constants that some node reads."""
+    for name, constant in graph.constants.items():
+        readers = graph.readers.get(name, ())
+        if readers and formats.is_float(constant.type.dtype):
+            yield name, constant.array().astype(np.float64), readers
+
+
+def _constant_line(name: str, readers: Sequence[ir.Node], fault: str) -> str:
+    """Return a fault of a constant as a line that names the constant and its first reader."""
+    return f"constant {name}, read by node {readers[0].name} ({readers[0].op}): {fault}"
+
+
 def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
     """Return the constants of a model that hold finite numbers beyond a format's range.
 
@@ -90,12 +105,7 @@ def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
     -65504 is 0, as is that of -1e9. So negative constants that are only masks are not returned.
     """
     overflows = []
-    for name, constant in graph.constants.items():
-        # a constant without readers does no harm
-        readers = graph.readers.get(name, ())
-        if not readers or not formats.is_float(constant.type.dtype):
-            continue
-        values = constant.array().astype(np.float64)
+    for name, values, readers in _float_constants(graph):
         overflowed = np.isfinite(values) & (np.abs(values) > LARGEST_FINITE[dtype])
         if all(node.op in MASKING_OPS for node in readers):
             # a large negative number in a mask means -infinity
@@ -116,17 +126,13 @@ def broken_constants(graph: ir.Graph) -> list[str]:
     Every kernel that reads such a weight computes NaN or infinities, without an error.
     """
     lines = []
-    for name, constant in graph.constants.items():
-        readers = graph.readers.get(name, ())
-        if not readers or not formats.is_float(constant.type.dtype):
-            continue
-        values = constant.array().astype(np.float64)
+    for name, values, readers in _float_constants(graph):
         broken = np.isnan(values)
         if not all(node.op in MAY_READ_INFINITY for node in readers):
             broken |= np.isinf(values)
         if broken.any():
-            reader = f"read by node {readers[0].name} ({readers[0].op})"
-            lines.append(f"constant {name}, {reader}: {broken.sum():,} of its numbers not finite")
+            fault = f"{broken.sum():,} of its numbers not finite"
+            lines.append(_constant_line(name, readers, fault))
     return lines
 
 
@@ -136,21 +142,16 @@ def vanished_constants(graph: ir.Graph, dtype: str) -> list[str]:
     Weights of 1e-9 are 0 in fp16, whose least number is 6e-8: what reads them computes zeros.
     """
     lines = []
-    for name, constant in graph.constants.items():
-        readers = graph.readers.get(name, ())
-        if not readers or not formats.is_float(constant.type.dtype):
-            continue
-        values = constant.array().astype(np.float64)
+    for name, values, readers in _float_constants(graph):
+        if all(node.op in ("add", "sub") for node in readers):
+            continue  # to add 1e-9 or 0 is nearly the same: a bias, the epsilon of a norm
         with np.errstate(all="ignore"):
             rounded = formats.round_to(values, dtype).astype(np.float64)
         nonzero = np.count_nonzero(values)
         vanished = np.count_nonzero((values != 0) & (rounded == 0))
         if 2 * vanished > nonzero:
-            reader = f"read by node {readers[0].name} ({readers[0].op})"
-            lines.append(
-                f"constant {name}, {reader}: {vanished:,} of its {nonzero:,} numbers other than 0 "
-                f"are 0 in {dtype}; scale the weights"
-            )
+            fault = f"{vanished:,} of its {nonzero:,} numbers other than 0 are 0 in {dtype}"
+            lines.append(f"{_constant_line(name, readers, fault)}; scale the weights")
     return lines
 
 
